@@ -1,0 +1,40 @@
+"""Every error that a user can meet.
+
+OtelCacheError              exit code 2
++-- UsageError              a flag, a path or a setting that cannot be right
++-- CaptureError            a capture that cannot be read at all
++-- ScenarioError           a lab scenario that says something impossible
++-- LabError                vLLM is missing or refused the scenario
++-- RecordError             a record or a frame that is not of this protocol
++-- BindingError            vLLM lacks something that the instrumentation needs
+"""
+
+
+class OtelCacheError(Exception):
+    """The root: the message says what is wrong, where, and what to do."""
+
+    exit_code = 2
+
+
+class UsageError(OtelCacheError):
+    """A flag, a path or a setting that cannot be right."""
+
+
+class CaptureError(OtelCacheError):
+    """A capture that cannot be read at all."""
+
+
+class ScenarioError(OtelCacheError):
+    """A lab scenario with an unknown key or an impossible value."""
+
+
+class LabError(OtelCacheError):
+    """vLLM is missing, or it refused what the scenario asks of it."""
+
+
+class RecordError(OtelCacheError):
+    """A frame or a record that is not of this protocol."""
+
+
+class BindingError(OtelCacheError):
+    """vLLM lacks a method or a parameter that the instrumentation needs."""

@@ -1,0 +1,5 @@
+"""What this package is called and which vLLM versions it was tested with."""
+
+VERSION = "0.1.0"
+SCOPE = "otel_cache"
+TESTED_VLLM = ("0.28", "0.32", "0.33")

@@ -1,0 +1,216 @@
+"""The records that vLLM's processes send to the sidecar, and their frames.
+
+A connection carries frames: four bytes, big-endian, that give the payload's length, then the payload in
+MessagePack. The first frame of a connection is a `Hello`, every later one a `Batch`. Structs travel as arrays with
+a tag in front; a newer writer may append fields, which an older reader ignores. Positions are token counts from the
+start of the prompt; times are nanoseconds since the Unix epoch.
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+
+from otel_cache.errors import RecordError
+
+PROTOCOL_VERSION = 1
+LENGTH = struct.Struct(">I")
+MAX_FRAME_BYTES = 64 << 20
+FINGERPRINT_BYTES = 8
+
+Span = tuple[int, int, int]
+"""Positions `first, first + step, ..., last` as (first, last, step)."""
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """Opens a connection: which process speaks, and in which version of the protocol.
+
+    `process` is a random hex string, one process life; `started` is when this process began to record.
+    """
+
+    protocol: int
+    process: str
+    pid: int
+    started: int
+    version: str
+
+
+class Replica(msgspec.Struct, frozen=True, array_like=True, tag="replica"):
+    """A scheduler was seen for the first time: `replica` is its handle in this process's other records.
+
+    `attributes` are resource attributes, ready to be exported: strings, numbers, booleans and lists of one of them.
+    """
+
+    sequence: int
+    replica: int
+    time: int
+    attributes: dict[str, Any]
+
+
+class GroupPass(msgspec.Struct, frozen=True, array_like=True):
+    """One call of a finder: what the groups were asked for, and what they had. All in tokens."""
+
+    groups: list[int]
+    asked: int
+    hit: int
+    dropped: int
+    alignment: int
+
+
+class Lookup(msgspec.Struct, frozen=True, array_like=True, tag="lookup"):
+    """One call of the local prefix lookup.
+
+    `tokens` is `Request.num_tokens`; `limit` the longest hit that was asked for; `uncached` the common prefix that
+    some group holds beyond the hit. `above` gives, per group, the nearest position above the hit at which the group
+    holds a state (None: none within the probed positions). `fingerprints` are those of every hash block in
+    (hit, tokens], 8 bytes each; `hit_fingerprint` that of the hit; `ladder` those at hash_block * 2**k < hit;
+    `common` those of the common grid in (hit, tokens]; `digest` that of all tokens; `key` the digest of the extra
+    keys, empty where there are none.
+    """
+
+    sequence: int
+    replica: int
+    start: int
+    end: int
+    request: str
+    tokens: int
+    prompt_tokens: int
+    limit: int
+    hit: int
+    uncached: int
+    skipped: bool
+    passes: list[GroupPass]
+    above: list[int | None]
+    fingerprints: bytes
+    hit_fingerprint: bytes
+    ladder: bytes
+    common: bytes
+    digest: bytes
+    key: bytes
+    traceparent: str
+    arrival: int
+
+
+class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
+    """A group's manager went over the blocks of a request: what was registered, and what was not.
+
+    `stored` were given a key; `masked` were computed, but the retention mask refused them; `missing` are null
+    blocks: no state exists there; `wanted` are those of `missing` that the mask asked for. A record that the lookup
+    did not name positions for (decode) carries `fingerprints` from the position `first_fingerprint` on, one per
+    hash block.
+    """
+
+    sequence: int
+    replica: int
+    time: int
+    request: str
+    group: int
+    stored: list[Span]
+    masked: list[Span]
+    missing: list[Span]
+    wanted: list[Span]
+    first_fingerprint: int
+    fingerprints: bytes
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A request's share of a step: tokens [start, end)."""
+
+    request: str
+    start: int
+    end: int
+    prefill: bool
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """`Scheduler.schedule` returned. `chunks` are the requests that prefill or that stored something in this step.
+
+    `admitted` maps the requests that this step took up to the tokens that admission found computed; `finished` and
+    `preempted` are request ids; `usage` is the share of the block pool in use, 0 to 1.
+    """
+
+    sequence: int
+    replica: int
+    index: int
+    start: int
+    end: int
+    running: int
+    waiting: int
+    scheduled: int
+    prefill_tokens: int
+    decode_tokens: int
+    chunks: list[Chunk]
+    admitted: dict[str, int]
+    finished: list[str]
+    preempted: list[str]
+    usage: float
+
+
+class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+    """`Scheduler.update_from_output` was given this step's output at `start`: the step was executed by then."""
+
+    sequence: int
+    replica: int
+    index: int
+    start: int
+    end: int
+
+
+class Evict(msgspec.Struct, frozen=True, array_like=True, tag="evict"):
+    """The last copies of some keys of one group left the cache.
+
+    `positions` and `fingerprints` run in parallel; a fingerprint that is not known any more is eight zero bytes.
+    `keys` are the digests of the extra keys, in parallel. `evictor` is the request whose allocation did it, "" where
+    no request did.
+    """
+
+    sequence: int
+    replica: int
+    time: int
+    group: int
+    positions: list[int]
+    fingerprints: list[bytes]
+    keys: list[bytes]
+    ages: list[int]
+    evictor: str
+
+
+class Reset(msgspec.Struct, frozen=True, array_like=True, tag="reset"):
+    """The prefix cache was cleared."""
+
+    sequence: int
+    replica: int
+    time: int
+
+
+Record = Replica | Lookup | Store | Step | StepDone | Evict | Reset
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
+    """Records in the order of their numbers. `dropped` counts what this process has dropped since it began."""
+
+    dropped: int
+    records: list[Record]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Hello | Batch)
+
+
+def encode_frame(message: Hello | Batch) -> bytes:
+    """Return the frame of `message`: its length, then its payload."""
+    payload = _encoder.encode(message)
+    return LENGTH.pack(len(payload)) + payload
+
+
+def decode_payload(payload: bytes | bytearray | memoryview) -> Hello | Batch:
+    """Return what a frame's payload holds.
+
+    Raises:
+        RecordError: the payload is not MessagePack, or not of this protocol.
+
+    """
+    try:
+        return _decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise RecordError(f"not a record of protocol {PROTOCOL_VERSION}: {error}") from error

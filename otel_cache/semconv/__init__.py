@@ -1,0 +1,1 @@
+"""The names of spans, attributes and enumerations, as they are exported."""
