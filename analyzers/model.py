@@ -1,0 +1,217 @@
+"""What an analysis is made of and what it yields: plain objects, all lengths and positions in tokens."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import polars as pl
+
+# The classes of a lost token, in the order of the ladder.
+COLD = "cold"
+KEY_DIFFERENCE = "key_difference"
+TAIL = "tail"
+IN_FLIGHT = "in_flight"
+EVICTED = "evicted"
+RESET = "reset"
+HELD_ELSEWHERE = "held_elsewhere"
+SPECULATIVE_DROP = "speculative_drop"
+ALIGNMENT = "alignment"
+NOT_MATERIALIZED = "not_materialized"
+SHIFTED_BOUNDARY = "shifted_boundary"
+CHECKPOINT_EVICTED = "checkpoint_evicted"
+DISCARDED = "discarded_after_lookup"
+SKIPPED = "skipped"
+UNEXPLAINED = "unexplained"
+UNKNOWN = "unknown"
+
+CLASSES = (
+    COLD, KEY_DIFFERENCE, TAIL, IN_FLIGHT, EVICTED, RESET, HELD_ELSEWHERE, SPECULATIVE_DROP, ALIGNMENT,
+    NOT_MATERIALIZED, SHIFTED_BOUNDARY, CHECKPOINT_EVICTED, DISCARDED, SKIPPED, UNEXPLAINED, UNKNOWN,
+)  # fmt: skip
+BY_DESIGN = frozenset({COLD, TAIL, SPECULATIVE_DROP})
+
+State = Literal["stored", "masked", "not_materialized", "evicted", "unknown"]
+
+
+@dataclass(frozen=True)
+class Life:
+    """One life of a replica: a process with an empty cache at its start.
+
+    Attributes:
+        index: position in `Capture.lives`, the key `life` of the frames.
+        replica: `vllm.replica.id`.
+        instance: `service.instance.id`.
+        attributes: the resource attributes as exported.
+
+    """
+
+    index: int
+    replica: str
+    instance: str
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """All spans of a capture, as frames. `life` is an index into `lives`; times are nanoseconds since the epoch.
+
+    Every frame is sorted by (life, sequence). Columns that all of them share: `life` i32, `sequence` i64,
+    `number` i64 (null where absent), `missing` i64 (0 where absent), `start` i64, `end` i64, `trace_id` str,
+    `span_id` str, `parent_span_id` str. Fingerprints are concatenated, 8 bytes each, in binary columns.
+
+    Attributes:
+        lives: the replicas' lives.
+        lookups: `request_id` str, `prompt_tokens`, `hit_tokens`, `max_hit_tokens`,
+            `uncached_common_prefix_tokens`, `attempts`, `admitted_tokens` (null: not admitted) i64, `admitted`,
+            `skipped` bool, `first` i64, `values`, `hit_fingerprint`, `ladder`, `common`, `prompt_digest`, `key`
+            binary.
+        groups: a row per group and lookup, joined to its lookup by (life, parent_span_id = lookups.span_id):
+            `group` i32, `kind` str, `block_size`, `hit_tokens` i64, `stored_below`, `stored_above` i64 or null,
+            `asked_tokens`, `pass_hit_tokens`, `dropped_tokens`, `alignment` list[i64] per pass.
+        stores: a row per store span and group: `request_id` str, `origin` str, `chunk_start`, `chunk_end` i64,
+            `group` i32, `stored`, `masked`, `not_materialized`, `wanted` str (positions as exported), `first` i64
+            (null where absent), `values` binary.
+        evicts: a row per evict span and group: `group` i32, `positions` str, `fingerprints`, `keys` binary,
+            `ages` list[i64], `evictor_request_id` str, `reset` bool (a reset has no group: -1).
+        steps: `index`, `prefill_tokens`, `decode_tokens`, `running_requests`, `waiting_requests`,
+            `preempted_requests`, i64, `execute_duration` f64 (seconds, null where unknown).
+        spans: number of spans read, other programs' spans not counted.
+        foreign_spans: spans of other programs.
+        skipped_lines: lines or records that could not be read.
+        notes: what was skipped and why, a sentence each.
+
+    """
+
+    lives: Sequence[Life]
+    lookups: pl.DataFrame
+    groups: pl.DataFrame
+    stores: pl.DataFrame
+    evicts: pl.DataFrame
+    steps: pl.DataFrame
+    spans: int
+    foreign_spans: int
+    skipped_lines: int
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """What one group had at the boundary that a lookup needed.
+
+    Attributes:
+        group: number of the group.
+        kind: `full_attention`, `mamba`, `sliding_window`, ...
+        block_size: tokens per block.
+        asked_tokens: the longest prefix that vLLM asked this group for; None where it was not asked.
+        hit_tokens: what the group returned in its last pass.
+        stored_below: deepest position at or below the needed boundary at which the group has a state; None: none.
+        stored_above: nearest one above; None: none, or beyond what was probed.
+        state: what became of the group's state at the needed boundary.
+        chunk_end: end of the chunk that ran over the needed boundary, where the state was not stored; else None.
+        wanted: the positions that the retention mask asked for in the request that computed the boundary.
+
+    """
+
+    group: int
+    kind: str
+    block_size: int
+    asked_tokens: int | None
+    hit_tokens: int
+    stored_below: int | None
+    stored_above: int | None
+    state: State
+    chunk_end: int | None = None
+    wanted: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class LookupResult:
+    """One lookup explained: `hit_tokens + sum(lost.values()) == prompt_tokens`.
+
+    Attributes:
+        request_id, replica: of the lookup; `life` is the index of the replica's life, `time` its start in ns.
+        attempts: consecutive attempts with this outcome.
+        prompt_tokens, hit_tokens: as vLLM had them. `predicted_hit_tokens` is what the evidence says.
+        needed_boundary: the boundary that every group had to have a state at (b6 of the ladder).
+        lost: tokens per class, classes without a token left out.
+        limiting_groups: groups without the state at the needed boundary, ascending.
+        groups: a row per group.
+        reason: what shifted the boundary, or why the alignment lost it; "" where there is nothing to say.
+        cause: one sentence on the largest avoidable loss, "" where nothing avoidable was lost.
+        producer: the request that had computed the needed boundary; None where there was none.
+
+    """
+
+    request_id: str
+    replica: str
+    life: int
+    time: int
+    attempts: int
+    prompt_tokens: int
+    hit_tokens: int
+    predicted_hit_tokens: int
+    needed_boundary: int
+    lost: Mapping[str, int]
+    limiting_groups: Sequence[int]
+    groups: Sequence[GroupState]
+    reason: str = ""
+    cause: str = ""
+    producer: str | None = None
+
+
+@dataclass(frozen=True)
+class Sequence_:
+    """Requests that share a prefix, in time, on one replica."""
+
+    requests: Sequence[str]
+    shape: Literal["identical", "extension", "divergence"]
+    hits: Sequence[int]
+    pattern: str
+    cause: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to change. `lookup` is the index into `Analysis.lookups` of the one that shows it best, or None."""
+
+    rule: str
+    summary: str
+    evidence: Mapping[str, Any]
+    fix: str
+    tokens_lost: int
+    lookup: int | None = None
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What the figures rest on."""
+
+    spans: int
+    replicas: int
+    lookups: int
+    missing_records: int
+    skipped_lines: int
+    foreign_spans: int = 0
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The whole result. `replicas` maps a replica's id to its settings (resource attributes)."""
+
+    coverage: Coverage
+    replicas: Mapping[str, Mapping[str, Any]]
+    lookups: Sequence[LookupResult]
+    sequences: Sequence[Sequence_]
+    findings: Sequence[Finding]
+    lost: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all lookups."""
+        return sum(lookup.prompt_tokens for lookup in self.lookups)
+
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens that were served from cache."""
+        return sum(lookup.hit_tokens for lookup in self.lookups)

@@ -1,0 +1,40 @@
+"""Positions as they stand in attributes: "8000,9600" or "1600-11200/1600" (first-last/step)."""
+
+from collections.abc import Iterable, Iterator
+
+from otel_cache.errors import RecordError
+
+
+def format_positions(spans: Iterable[tuple[int, int, int]]) -> str:
+    """Write runs of positions, each (first, last, step) in tokens, as text."""
+    return ",".join(str(first) if first == last else f"{first}-{last}/{step}" for first, last, step in spans)
+
+
+def parse_positions(text: str) -> Iterator[range]:
+    """Yield the runs of positions in `text` as ranges.
+
+    Raises:
+        RecordError: the text is not of the form above.
+
+    """
+    for part in filter(None, text.split(",")):
+        try:
+            bounds, _, step = part.partition("/")
+            first, _, last = bounds.partition("-")
+            run = range(int(first), int(last or first) + 1, int(step or 1))
+        except ValueError as error:
+            raise RecordError(f"{part!r} is not a position or a run of positions (first-last/step)") from error
+        if run.start < 0 or not run:
+            raise RecordError(f"{part!r} is a run of positions that goes backwards or below 0")
+        yield run
+
+
+def compress_positions(positions: Iterable[int], step: int) -> list[tuple[int, int, int]]:
+    """Join ascending positions that are `step` apart into runs (first, last, step)."""
+    runs: list[tuple[int, int, int]] = []
+    for position in positions:
+        if runs and runs[-1][1] + step == position:
+            runs[-1] = (runs[-1][0], position, step)
+        else:
+            runs.append((position, position, step))
+    return runs
