@@ -1,0 +1,1 @@
+"""Explains, from exported spans, why prompt tokens were not served from vLLM's prefix cache."""
