@@ -160,8 +160,9 @@ class Evict(msgspec.Struct, frozen=True, array_like=True, tag="evict"):
     """The last copies of some keys of one group left the cache.
 
     `positions` and `fingerprints` run in parallel; a fingerprint that is not known any more is eight zero bytes.
-    `keys` are the digests of the extra keys, in parallel. `evictor` is the request whose allocation did it, "" where
-    no request did.
+    `keys` are the digests of the extra keys, in parallel; `ages` the time since each was stored, in ns. `evictor` is
+    the request whose allocation did it, "" where no request did; `reason` is "allocation", or "replaced" where the
+    block's own request registered it anew under another position.
     """
 
     sequence: int
@@ -173,6 +174,7 @@ class Evict(msgspec.Struct, frozen=True, array_like=True, tag="evict"):
     keys: list[bytes]
     ages: list[int]
     evictor: str
+    reason: str = "allocation"
 
 
 class Reset(msgspec.Struct, frozen=True, array_like=True, tag="reset"):

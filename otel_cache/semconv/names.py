@@ -84,6 +84,8 @@ EVICT_FINGERPRINTS = "vllm.kv_cache.evict.fingerprints"
 EVICT_KEYS = "vllm.kv_cache.evict.keys"
 EVICT_AGE = "vllm.kv_cache.evict.age"
 EVICT_EVICTOR_REQUEST_ID = "vllm.kv_cache.evict.evictor_request_id"
+EVICT_REASON = "vllm.kv_cache.evict.reason"
+"""allocation, or replaced: the block's own request registered it anew under another position. str"""
 EVICT_RESET = "vllm.kv_cache.evict.reset"
 
 # Step

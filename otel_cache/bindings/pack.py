@@ -1,0 +1,255 @@
+"""From captured events to records; runs in the sender thread, never in the scheduler's.
+
+Each function returns records that lack only their number, as functions of it.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from otel_cache.bindings.replica import Known, Replica, RequestState
+from otel_cache.records import Chunk, Evict, GroupPass, Lookup, Record, Reset, Span, StepDone, Store
+from otel_cache.records import Replica as ReplicaRecord
+from otel_cache.records import Step as StepRecord
+from otel_cache.semconv.positions import compress_positions
+
+Numbered = Callable[[int], Record]
+_LOST = bytes(8)
+
+
+def announce(replica: Replica, time: int) -> list[Numbered]:
+    """The replica was seen for the first time."""
+    return [lambda n: ReplicaRecord(n, replica.handle, time, replica.attributes)]
+
+
+def lookup(
+    replica: Replica,
+    request: Any,
+    start: int,
+    end: int,
+    tokens: int,
+    limit: int,
+    hit: int,
+    uncached: int,
+    skipped: bool,
+    passes: Sequence[tuple[Any, ...]],
+    above: list[int | None],
+) -> list[Numbered]:
+    """One call of the local prefix lookup."""
+    state = replica.request_state(request)
+    state.planned = tokens
+    values = hit_value = ladder = common = whole = b""
+    if state.chain is not None:
+        chain = state.chain
+        whole = chain.whole(state.tokens, tokens)
+        last = min(chain.upto, (tokens - replica.lookahead) // replica.hash_block * replica.hash_block)
+        values, hit_value = chain.between(hit, last), chain.at(hit)
+        ladder, common = chain.ladder(hit), chain.common(hit, tokens)
+        state.named = max(state.named, last)
+    headers = getattr(request, "trace_headers", None) or {}
+    return [
+        lambda n: Lookup(
+            sequence=n,
+            replica=replica.handle,
+            start=start,
+            end=end,
+            request=request.request_id,
+            tokens=tokens,
+            prompt_tokens=request.num_prompt_tokens,
+            limit=limit,
+            hit=hit,
+            uncached=uncached,
+            skipped=skipped,
+            passes=[GroupPass(*one) for one in passes],
+            above=above,
+            fingerprints=values,
+            hit_fingerprint=hit_value,
+            ladder=ladder,
+            common=common,
+            digest=whole,
+            key=state.key,
+            traceparent=str(headers.get("traceparent", "")),
+            arrival=int(getattr(request, "arrival_time", 0.0) * 1e9),
+        )
+    ]
+
+
+def store(
+    replica: Replica,
+    request: Any,
+    time: int,
+    group: int,
+    first_block: int,
+    block_size: int,
+    blocks: Sequence[Any],
+    keys: Sequence[Any],
+    mask: Sequence[bool] | None,
+) -> list[Numbered]:
+    """A group's manager went over full blocks: what it registered, refused, or did not have."""
+    stored: list[int] = []
+    masked: list[int] = []
+    missing: list[int] = []
+    wanted: list[int] = []
+    state = replica.request_state(request)
+    end = (first_block + len(blocks)) * block_size
+    fresh_from, fresh = _extend(replica, state, end)
+    for offset, (block, key) in enumerate(zip(blocks, keys, strict=True)):
+        position = (first_block + offset + 1) * block_size
+        if block.is_null:
+            missing.append(position)
+            if mask is not None and mask[offset]:
+                wanted.append(position)
+        elif key is None:
+            masked.append(position)
+        else:
+            stored.append(position)
+            replica.known[key] = Known(group, position, _at(state, position), state.key, time)
+    replica.storing.add(request.request_id)
+    runs = [compress_positions(positions, block_size) for positions in (stored, masked, missing, wanted)]
+    return [_store(replica, request, time, group, runs, fresh_from, fresh)]
+
+
+def partial_store(replica: Replica, request: Any, time: int, group: int, position: int, key: Any) -> list[Numbered]:
+    """A block was registered at a position inside it."""
+    state = replica.request_state(request)
+    fresh_from, fresh = _extend(replica, state, position)
+    replica.known[key] = Known(group, position, _at(state, position), state.key, time)
+    replica.storing.add(request.request_id)
+    runs: list[list[Span]] = [[(position, position, 1)], [], [], []]
+    return [_store(replica, request, time, group, runs, fresh_from, fresh)]
+
+
+def _extend(replica: Replica, state: RequestState, upto: int) -> tuple[int, bytes]:
+    """Return the fingerprints up to `upto` that were not sent yet, and the position of the first of them."""
+    if state.chain is None or upto <= state.named:
+        return 0, b""
+    state.chain.extend(state.tokens, min(upto + replica.lookahead, len(state.tokens)))
+    last = min(upto // replica.hash_block * replica.hash_block, state.chain.upto)
+    if last <= state.named:
+        return 0, b""
+    first, state.named = state.named + replica.hash_block, last
+    return first, state.chain.between(first - replica.hash_block, last)
+
+
+def _at(state: RequestState, position: int) -> bytes:
+    return (state.chain.at(position) if state.chain else b"") or _LOST
+
+
+def _store(
+    replica: Replica, request: Any, time: int, group: int, runs: list[list[Span]], fresh_from: int, fresh: bytes
+) -> Numbered:
+    stored, masked, missing, wanted = runs
+    return lambda n: Store(
+        sequence=n,
+        replica=replica.handle,
+        time=time,
+        request=request.request_id,
+        group=group,
+        stored=stored,
+        masked=masked,
+        missing=missing,
+        wanted=wanted,
+        first_fingerprint=fresh_from,
+        fingerprints=fresh,
+    )
+
+
+def evict(replica: Replica, time: int, removed: Sequence[tuple[int, Any]], reason: str) -> list[Numbered]:
+    """Keys left the cache: kept until the step tells whose allocation it was. `removed`: (block id, key)."""
+    replica.evictions.append((time, removed, reason))
+    return []
+
+
+def step(
+    replica: Replica, output: Any, index: int, start: int, end: int, running: int, waiting: int, usage: float
+) -> list[Numbered]:
+    """`Scheduler.schedule` returned `output`."""
+    scheduled: dict[str, int] = output.num_scheduled_tokens
+    chunks: list[Chunk] = []
+    admitted: dict[str, int] = {}
+    prefill_tokens = decode_tokens = 0
+    cached = output.scheduled_cached_reqs
+    resumed = getattr(cached, "resumed_req_ids", ())
+    computed = [(new.req_id, new.num_computed_tokens, True) for new in output.scheduled_new_reqs]
+    computed += [
+        (name, done, name in resumed) for name, done in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+    ]
+    for name, done, admits in computed:
+        count = scheduled.get(name, 0)
+        if admits:
+            admitted[name] = done
+        state = replica.requests.get(name)
+        prefill = admits if state is None else done < state.planned
+        if prefill:
+            prefill_tokens += count
+        else:
+            decode_tokens += count
+        if prefill or name in replica.storing:
+            chunks.append(Chunk(name, done, done + count, prefill))
+    replica.storing.clear()
+    finished = list(output.finished_req_ids)
+    records = _evictions(replica, output)
+    preempted = list(getattr(output, "preempted_req_ids", None) or ())
+    records.append(
+        lambda n: StepRecord(
+            n, replica.handle, index, start, end, running, waiting, len(scheduled), prefill_tokens, decode_tokens,
+            chunks, admitted, finished, preempted, usage,
+        )  # fmt: skip
+    )
+    for name in finished:
+        replica.requests.pop(name, None)
+    return records
+
+
+def _evictions(replica: Replica, output: Any) -> list[Numbered]:
+    if not replica.evictions:
+        return []
+    owners = _block_owners(output)
+    grouped: dict[tuple[int, str, str], tuple[int, list[Known]]] = {}
+    for time, removed, reason in replica.evictions:
+        for block, key in removed:
+            known = replica.known.pop(key, None)
+            if known is None:  # stored before the instrumentation saw this scheduler
+                known = Known(-1, 0, _LOST, b"", time)
+            evictor = owners.get(block, "") if reason == "allocation" else ""
+            grouped.setdefault((known.group, evictor, reason), (time, []))[1].append(known)
+    replica.evictions.clear()
+    return [
+        partial(_evict, replica.handle, time, group, evictor, reason, lost)
+        for (group, evictor, reason), (time, lost) in grouped.items()
+    ]
+
+
+def _evict(handle: int, time: int, group: int, evictor: str, reason: str, lost: list[Known], number: int) -> Evict:
+    return Evict(
+        sequence=number,
+        replica=handle,
+        time=time,
+        group=group,
+        positions=[known.position for known in lost],
+        fingerprints=[known.fingerprint for known in lost],
+        keys=[known.key for known in lost],
+        ages=[time - known.time for known in lost],
+        evictor=evictor,
+        reason=reason,
+    )
+
+
+def _block_owners(output: Any) -> dict[int, str]:
+    """Return which request was given a block in this step: the one whose allocation pushed its old content out."""
+    tables = [(new.req_id, new.block_ids) for new in output.scheduled_new_reqs]
+    cached = output.scheduled_cached_reqs
+    tables += [(name, ids) for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True) if ids]
+    return {block: name for name, table in tables for blocks in table for block in blocks}
+
+
+def done(replica: Replica, index: int, start: int, end: int) -> list[Numbered]:
+    """The output of step `index` was processed between `start` and `end`."""
+    return [lambda n: StepDone(n, replica.handle, index, start, end)]
+
+
+def reset(replica: Replica, time: int) -> list[Numbered]:
+    """The prefix cache was cleared."""
+    replica.known.clear()
+    replica.evictions.clear()
+    return [lambda n: Reset(n, replica.handle, time)]

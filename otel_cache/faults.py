@@ -1,0 +1,24 @@
+"""The one place where a failure of the instrumentation ends: counted, logged once per place, never raised."""
+
+import logging
+from collections import Counter
+
+_logger = logging.getLogger("otel_cache")
+_counts: Counter[str] = Counter()
+
+
+def swallow(where: str, error: BaseException) -> None:
+    """Count `error` under `where`; log the first of each place, with its type and text."""
+    _counts[where] += 1
+    if _counts[where] == 1:
+        _logger.warning(
+            "otel-cache: %s failed (%s: %s); vLLM goes on, further failures of this kind are only counted",
+            where,
+            type(error).__name__,
+            error,
+        )
+
+
+def failures() -> dict[str, int]:
+    """Return how often each place has failed in this process."""
+    return dict(_counts)

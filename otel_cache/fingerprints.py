@@ -1,0 +1,171 @@
+"""Keyed fingerprints of prefixes: they tell where two prompts part, and nothing of what they hold.
+
+The fingerprint of a position is the BLAKE2b hash (8 bytes, keyed) of every token before it, so two requests with
+equal fingerprints at a position share their whole prefix up to there. Without the key nothing can be tried out
+against them. Multimodal items enter the hash at their offset.
+"""
+
+import os
+import time
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+from otel_cache.config import Config
+from otel_cache.errors import UsageError
+from otel_cache.records import FINGERPRINT_BYTES
+
+KEY_BYTES = 32
+_SLICE = 64
+
+
+def common_grid(after: int, upto: int) -> list[int]:
+    """Positions in (after, upto] of the grid that all replicas share: 64, 128, then every 256 tokens."""
+    head = [p for p in (64, 128) if after < p <= upto]
+    first = max(256, (after // 256 + 1) * 256)
+    return head + list(range(first, upto + 1, 256))
+
+
+def load_key(config: Config) -> bytes:
+    """Return the key of the fingerprints: from the configuration, else a random one kept for this host's user.
+
+    Raises:
+        UsageError: the key file cannot be read or is empty.
+
+    """
+    if config.fingerprint_key is not None:
+        return blake2b(config.fingerprint_key.encode(), digest_size=KEY_BYTES).digest()
+    if config.fingerprint_key_file is not None:
+        try:
+            text = Path(config.fingerprint_key_file).read_bytes().strip()
+        except OSError as error:
+            raise UsageError(f"fingerprint key file {config.fingerprint_key_file}: {error.strerror}") from error
+        if not text:
+            raise UsageError(f"fingerprint key file {config.fingerprint_key_file} is empty")
+        return blake2b(text, digest_size=KEY_BYTES).digest()
+    return _host_key()
+
+
+def _host_key() -> bytes:
+    """Return this user's key on this host, made on first use; a private one where it cannot be kept."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    path = state / "otel-cache" / "fingerprint.key"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Written aside and linked, so that processes that start at once agree and none reads half a key.
+        aside = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        if not path.exists():
+            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(os.urandom(KEY_BYTES))
+            try:
+                os.link(aside, path)
+            except FileExistsError:
+                pass
+            finally:
+                aside.unlink()
+        key = path.read_bytes()
+        if len(key) == KEY_BYTES:
+            return key
+    except OSError:
+        pass
+    return os.urandom(KEY_BYTES)
+
+
+def key_id(key: bytes) -> str:
+    """Return a short public name of `key`; fingerprints under different names never compare."""
+    return blake2b(b"key id", key=key, digest_size=4).hexdigest()
+
+
+def digest(key: bytes, *parts: bytes) -> bytes:
+    """Return the keyed digest (8 bytes) of `parts`, each with its length, so that parts cannot run together."""
+    hasher = blake2b(key=key, digest_size=FINGERPRINT_BYTES)
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "big") + part)
+    return hasher.digest()
+
+
+class Chain:
+    """The fingerprints of one request's tokens, computed once and extended as the request grows.
+
+    Args:
+        key: the key.
+        step: tokens between fingerprints (the replica's hash block).
+        lookahead: tokens beyond a position that its fingerprint covers too.
+        items: (offset, identifier) of multimodal items, by ascending offset.
+
+    """
+
+    def __init__(self, key: bytes, step: int, lookahead: int, items: Sequence[tuple[int, bytes]] = ()) -> None:
+        self._hasher = blake2b(key=key, digest_size=FINGERPRINT_BYTES)
+        self._step = step
+        self._lookahead = lookahead
+        self._items = list(items)
+        self._position = 0
+        self._common: dict[int, bytes] = {}
+        self.values = bytearray()
+
+    @property
+    def upto(self) -> int:
+        """The last position that has a fingerprint, in tokens."""
+        return len(self.values) // FINGERPRINT_BYTES * self._step
+
+    def extend(self, tokens: Sequence[int], upto: int) -> None:
+        """Compute the fingerprints of all positions whose tokens lie within the first `upto` of `tokens`."""
+        own = self.upto + self._step + self._lookahead
+        marks = sorted({*range(own, upto + 1, self._step), *common_grid(self._position, upto)})
+        for count, mark in enumerate(marks):
+            if count % _SLICE == _SLICE - 1:
+                time.sleep(0)  # gives the interpreter back to the scheduler thread
+            self._advance(tokens, mark)
+            value = self._hasher.copy().digest()
+            if mark >= own and (mark - own) % self._step == 0:
+                self.values += value
+            if mark % 256 == 0 or mark in (64, 128):
+                self._common[mark] = value
+
+    def whole(self, tokens: Sequence[int], upto: int) -> bytes:
+        """Return the fingerprint of the first `upto` tokens, which must not lie before what is hashed already."""
+        self.extend(tokens, upto)
+        rest = self._hasher.copy()
+        self._feed(rest, tokens, self._position, upto)
+        return rest.digest()
+
+    def at(self, position: int) -> bytes:
+        """Return the fingerprint at `position`, empty where there is none."""
+        end = position // self._step * FINGERPRINT_BYTES
+        return bytes(self.values[end - FINGERPRINT_BYTES : end]) if position and not position % self._step else b""
+
+    def between(self, after: int, upto: int) -> bytes:
+        """Return the fingerprints of the positions in (after, upto], one after the other."""
+        return bytes(
+            self.values[after // self._step * FINGERPRINT_BYTES : upto // self._step * FINGERPRINT_BYTES]
+        )
+
+    def common(self, after: int, upto: int) -> bytes:
+        """Return the fingerprints of the common grid in (after, upto]; they cover no lookahead."""
+        return b"".join(self._common[mark] for mark in common_grid(after, upto))
+
+    def ladder(self, below: int) -> bytes:
+        """Return the fingerprints at step, 2 * step, 4 * step, ... below `below`."""
+        rungs = []
+        position = self._step
+        while position < below:
+            rungs.append(self.at(position))
+            position *= 2
+        return b"".join(rungs)
+
+    def _advance(self, tokens: Sequence[int], upto: int) -> None:
+        self._feed(self._hasher, tokens, self._position, upto)
+        self._items = [item for item in self._items if item[0] >= upto]
+        self._position = upto
+
+    def _feed(self, hasher: "blake2b", tokens: Sequence[int], start: int, end: int) -> None:
+        for offset, identifier in self._items:
+            if offset >= end:
+                break
+            hasher.update(array("q", tokens[start:offset]).tobytes())
+            hasher.update(b"item" + len(identifier).to_bytes(8, "big") + identifier)
+            start = offset
+        hasher.update(array("q", tokens[start:end]).tobytes())

@@ -1,0 +1,199 @@
+"""The sender thread: packs what the ring holds into records and writes them to the sidecar's socket."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from otel_cache.config import Config
+from otel_cache.errors import OtelCacheError
+from otel_cache.faults import swallow
+from otel_cache.package import VERSION
+from otel_cache.pipeline.ring import Ring
+from otel_cache.records import PROTOCOL_VERSION, Batch, Hello, Record, encode_frame
+from otel_cache.sidecar.launch import default_socket, ensure_daemon
+
+INTERVAL = 0.02
+BATCH_RECORDS = 512
+RECONNECT_SECONDS = 1.0
+SEND_TIMEOUT_SECONDS = 5.0
+PENDING_BYTES = 32 << 20
+
+Pack = Callable[..., "list[Callable[[int], Record]]"]
+"""Turns a captured event into records that lack only their number."""
+
+
+class Sender:
+    """Owns one process's connection to the sidecar; its thread starts with the first event.
+
+    What cannot be sent waits in memory, at most `PENDING_BYTES`; older frames go first, and the hole that they leave
+    in the numbers says how many records are gone.
+    """
+
+    def __init__(self, config: Config, ring: Ring) -> None:
+        self._config = config
+        self._ring = ring
+        self._hello = encode_frame(
+            Hello(PROTOCOL_VERSION, os.urandom(16).hex(), os.getpid(), time.time_ns(), VERSION)
+        )
+        self._sequence = 0
+        self._dropped_seen = 0
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._prologue: list[bytes] = []
+        self._socket: socket.socket | None = None
+        self._next_connect = 0.0
+        self._wake = threading.Event()
+        self._stop = False
+        self._work = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="otel-cache-sender", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def flush(self, seconds: float) -> bool:
+        """Send everything that was captured so far; False where that took longer than `seconds`."""
+        deadline = time.monotonic() + seconds
+        while self._ring or self._pending:
+            with self._work:
+                self._next_connect = 0.0 if self._socket is None else self._next_connect
+                self._cycle()
+            if self._pending and time.monotonic() > deadline:
+                return False
+            if self._pending:
+                time.sleep(0.01)
+        return True
+
+    def close(self, seconds: float) -> None:
+        """Flush, end the thread and close the connection."""
+        self.flush(seconds)
+        self._stop = True
+        self._wake.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(seconds)
+        self._disconnect()
+
+    def _run(self) -> None:
+        while not self._stop:
+            try:
+                with self._work:
+                    self._cycle()
+            except Exception as error:
+                swallow("sender", error)
+            self._wake.wait(INTERVAL)
+
+    def _cycle(self) -> None:
+        self._pack()
+        if self._pending:
+            self._send()
+
+    def _pack(self) -> None:
+        records: list[Record] = []
+        while (event := self._ring.pop()) is not None:
+            pack, *arguments = event
+            try:
+                for number in pack(*arguments):
+                    records.append(number(self._sequence))
+                    self._sequence += 1
+            except Exception as error:
+                self._sequence += 1
+                swallow("packing a record", error)
+            if len(records) >= BATCH_RECORDS:
+                self._queue(records)
+                records = []
+        if records:
+            self._queue(records)
+
+    def _queue(self, records: list[Record]) -> None:
+        dropped = self._ring.dropped
+        # Dropped events use up numbers, so that whoever reads sees the hole.
+        self._sequence += dropped - self._dropped_seen
+        self._dropped_seen = dropped
+        frame = encode_frame(Batch(dropped, records))
+        self._pending.append(frame)
+        self._pending_bytes += len(frame)
+        while self._pending_bytes > PENDING_BYTES and len(self._pending) > 1:
+            self._pending_bytes -= len(self._pending.pop(0))
+
+    def _send(self) -> None:
+        if self._socket is None and not self._connect():
+            return
+        try:
+            while self._pending:
+                assert self._socket is not None
+                self._socket.sendall(self._pending[0])
+                self._pending_bytes -= len(self._pending.pop(0))
+        except OSError as error:
+            swallow("sending to the sidecar", error)
+            self._disconnect()
+
+    def _connect(self) -> bool:
+        if time.monotonic() < self._next_connect:
+            return False
+        self._next_connect = time.monotonic() + RECONNECT_SECONDS
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            path = self._config.socket
+            if path is None:
+                path = default_socket()
+                ensure_daemon(path, self._config.out)
+            connection.settimeout(SEND_TIMEOUT_SECONDS)
+            connection.connect(path)
+            connection.sendall(self._hello)
+            for frame in self._prologue:
+                connection.sendall(frame)
+        except (OSError, OtelCacheError) as error:
+            connection.close()
+            swallow("connecting to the sidecar", error)
+            return False
+        self._socket = connection
+        return True
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class Pipeline:
+    """The way out of this process: a ring, and a sender that starts with the first event of each process."""
+
+    def __init__(self, read_config: Callable[[], Config]) -> None:
+        self._read_config = read_config
+        self._ring = Ring()
+        self._sender: Sender | None = None
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def push(self, *event: Any) -> None:
+        """Capture `event` = (pack function, its arguments)."""
+        self._ring.push(event)
+        if self._sender is None:
+            self._start()
+
+    def flush(self, seconds: float = 2.0) -> None:
+        """Send what was captured so far, within `seconds`."""
+        if self._sender is not None:
+            self._sender.flush(seconds)
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Flush and close; the next event starts anew, with the environment of that moment."""
+        with self._lock:
+            sender, self._sender = self._sender, None
+            if sender is not None:
+                sender.close(seconds)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._sender is None:
+                self._sender = Sender(self._read_config(), self._ring)
+                self._sender.start()
+
+    def _forget(self) -> None:
+        """Begin anew in a forked child: threads, locks and the connection are the parent's."""
+        self._ring = Ring()
+        self._sender = None
+        self._lock = threading.Lock()

@@ -1,0 +1,116 @@
+"""Records of all processes to spans: one `ProcessBuilder` per process life."""
+
+import logging
+from collections import OrderedDict
+
+from otel_cache.records import Batch, Evict, Hello, Lookup, Record, Replica, Reset, Step, StepDone, Store
+from otel_cache.sidecar.life import Gaps, ReplicaLife
+from otel_cache.sidecar.spans import SpanData
+
+_logger = logging.getLogger(__name__)
+
+MAX_PROCESSES = 256
+"""Process lives that are remembered after their connection ended, in case they connect again."""
+
+
+class ProcessBuilder:
+    """Builds the spans of one process life, over as many connections as it makes."""
+
+    def __init__(self, hello: Hello) -> None:
+        """Begin with the process that `hello` names."""
+        self.failed = 0
+        self._process = hello.process
+        self._expected = 0
+        self._dropped = 0
+        self._gaps = Gaps()
+        self._lives: dict[int, ReplicaLife] = {}
+        self._spans: list[SpanData] = []
+
+    @property
+    def missing(self) -> int:
+        """Records of this process that never arrived."""
+        return self._gaps.missing
+
+    def add(self, batch: Batch) -> list[SpanData]:
+        """Return the spans that the records of `batch` finish."""
+        self._dropped = max(self._dropped, batch.dropped)
+        for record in batch.records:
+            self._count(record.sequence)
+            try:
+                self._dispatch(record)
+            except Exception:
+                # A record that nobody foresaw costs its own span, never the ones after it.
+                self.failed += 1
+                if self.failed == 1:
+                    _logger.exception("a record could not be made a span; further ones are only counted")
+        return self._take()
+
+    def close(self) -> list[SpanData]:
+        """Return the spans of all that is open: nothing more will come, or not soon."""
+        # What a process dropped shows as a hole in the numbers, but for the drops after its last record.
+        self._gaps.missing = max(self._gaps.missing, self._dropped)
+        if self._gaps.missing and not self._lives:
+            self._life(0)
+        for life in self._lives.values():
+            life.close()
+        return self._take()
+
+    def _count(self, sequence: int) -> None:
+        if sequence > self._expected:
+            self._gaps.missing += sequence - self._expected
+            for life in self._lives.values():
+                life.interrupt()
+        self._expected = max(self._expected, sequence + 1)
+
+    def _dispatch(self, record: Record) -> None:
+        life = self._life(record.replica)
+        match record:
+            case Lookup():
+                life.on_lookup(record)
+            case Store():
+                life.on_store(record)
+            case Step():
+                life.on_step(record)
+            case StepDone():
+                life.on_done(record)
+            case Evict():
+                life.on_evict(record)
+            case Reset():
+                life.on_reset(record)
+            case Replica():
+                life.on_replica(record)
+
+    def _life(self, handle: int) -> ReplicaLife:
+        life = self._lives.get(handle)
+        if life is None:
+            life = self._lives[handle] = ReplicaLife(self._process, handle, self._gaps, self._spans)
+        return life
+
+    def _take(self) -> list[SpanData]:
+        spans = self._spans[:]
+        self._spans.clear()
+        return spans
+
+
+class Processes:
+    """The process lives that were heard of, so that one that connects again goes on where it was."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._builders: OrderedDict[str, ProcessBuilder] = OrderedDict()
+        self._forgotten_missing = 0
+
+    def get(self, hello: Hello) -> ProcessBuilder:
+        """Return the builder of the process that says `hello`."""
+        builder = self._builders.get(hello.process)
+        if builder is None:
+            builder = self._builders[hello.process] = ProcessBuilder(hello)
+            if len(self._builders) > MAX_PROCESSES:
+                self._forgotten_missing += self._builders.popitem(last=False)[1].missing
+        self._builders.move_to_end(hello.process)
+        return builder
+
+    @property
+    def missing(self) -> int:
+        """Records of all processes that never arrived."""
+        return self._forgotten_missing + sum(builder.missing for builder in self._builders.values())

@@ -1,0 +1,170 @@
+"""What a lookup's span and its groups' spans say. All lengths and positions in tokens."""
+
+from collections.abc import Iterator, Sequence
+
+from otel_cache.records import GroupPass, Lookup
+from otel_cache.semconv import names
+from otel_cache.sidecar.encoding import encode_bytes, encode_fingerprints
+from otel_cache.sidecar.resource import Settings
+from otel_cache.sidecar.spans import Value
+
+
+def same_outcome(one: Lookup, other: Lookup) -> bool:
+    """Return whether two lookups of one request asked for the same and got the same."""
+    return (
+        one.tokens == other.tokens
+        and one.limit == other.limit
+        and one.hit == other.hit
+        and one.uncached == other.uncached
+        and one.skipped == other.skipped
+        and one.passes == other.passes
+    )
+
+
+def longest_hits(lookup: Lookup) -> dict[int, int]:
+    """Return the longest hit of each group over its passes: later passes only shorten it to what others hold."""
+    longest: dict[int, int] = {}
+    for group_pass in lookup.passes:
+        for group in group_pass.groups:
+            longest[group] = max(longest.get(group, 0), group_pass.hit)
+    return longest
+
+
+def limiting_groups(lookup: Lookup) -> list[int]:
+    """Return the groups that gave less than they were asked for, and less than another group gave, ascending."""
+    hits = longest_hits(lookup)
+    longest = max(hits.values(), default=0)
+    short = {group for each in lookup.passes if each.hit + each.dropped < each.asked for group in each.groups}
+    return sorted(group for group in short if hits[group] < longest)
+
+
+def limited_by(lookup: Lookup, alignment: int) -> str:
+    """Return what kept the hit from being longer, as far as the lookup alone can tell.
+
+    In this order:
+
+    - `skipped`: vLLM did not look.
+    - `none`: the hit is the last position of the hit grid below the limit and the last token.
+    - `group_state`: some group had more than the hit and another had not.
+    - `speculative_drop`: the hit and what speculation dropped together reach the last grid position.
+    - `alignment`: every group holds a state one grid step above the hit, and yet no hit could end there.
+    - `no_match`: nothing more of this prompt was found.
+
+    `alignment` is the replica's hit grid; where it is not known (0) that of the passes is taken.
+    """
+    if lookup.skipped:
+        return names.LIMITED_BY_SKIPPED
+    grid = alignment or max((each.alignment for each in lookup.passes), default=0) or 1
+    reach = max(min(lookup.limit, lookup.tokens - 1), 0) // grid * grid
+    if lookup.hit >= reach:
+        return names.LIMITED_BY_NONE
+    if lookup.uncached > 0 or limiting_groups(lookup):
+        return names.LIMITED_BY_GROUP_STATE
+    dropped = max((each.dropped for each in lookup.passes), default=0)
+    if dropped > 0 and lookup.hit + dropped >= reach:
+        return names.LIMITED_BY_SPECULATIVE_DROP
+    if lookup.above and all(above is not None and above <= lookup.hit + grid for above in lookup.above):
+        return names.LIMITED_BY_ALIGNMENT
+    return names.LIMITED_BY_NO_MATCH
+
+
+def summary(lookup: Lookup, settings: Settings) -> str:
+    """Return one sentence that says what the lookup found and what limited it."""
+    reason = limited_by(lookup, settings.alignment)
+    head = f"hit {lookup.hit} of {lookup.tokens}: "
+    if reason == names.LIMITED_BY_SKIPPED:
+        return f"no lookup: all {lookup.tokens} tokens are to be computed"
+    if reason == names.LIMITED_BY_NONE:
+        return head + "the longest that the hit grid allows"
+    if reason == names.LIMITED_BY_GROUP_STATE:
+        return head + _missing_state(lookup, settings)
+    if reason == names.LIMITED_BY_SPECULATIVE_DROP:
+        dropped = max(each.dropped for each in lookup.passes)
+        return head + f"speculation drops {dropped} tokens of the {lookup.hit + dropped} that were found"
+    if reason == names.LIMITED_BY_ALIGNMENT:
+        nearest = min(above for above in lookup.above if above is not None)
+        return head + f"state exists at {nearest}, where no hit may end"
+    return head + ("nothing beyond the hit is cached" if lookup.hit else "no group has cached this prefix")
+
+
+def lookup_attributes(lookup: Lookup, settings: Settings, attempts: int, admitted: int | None) -> dict[str, Value]:
+    """Return the attributes of a lookup span; `admitted` is what admission found computed, None: not admitted."""
+    limiting = limiting_groups(lookup) if lookup.uncached > 0 else []
+    attributes: dict[str, Value] = {
+        names.REQUEST_ID: lookup.request,
+        names.LOOKUP_PROMPT_TOKENS: lookup.tokens,
+        names.LOOKUP_HIT_TOKENS: lookup.hit,
+        names.LOOKUP_MAX_HIT_TOKENS: lookup.limit,
+        names.LOOKUP_LONGEST_GROUP_HIT_TOKENS: max((each.hit for each in lookup.passes), default=0),
+        names.LOOKUP_UNCACHED_COMMON_PREFIX_TOKENS: lookup.uncached,
+        names.LOOKUP_LIMITING_GROUPS: limiting,
+        names.LOOKUP_LIMITED_BY: limited_by(lookup, settings.alignment),
+        names.LOOKUP_ATTEMPTS: attempts,
+        names.LOOKUP_ADMITTED: admitted is not None,
+        names.LOOKUP_SKIPPED: lookup.skipped,
+        names.LOOKUP_SUMMARY: summary(lookup, settings),
+    }
+    if admitted is not None:
+        attributes[names.LOOKUP_ADMITTED_TOKENS] = admitted
+    if lookup.fingerprints:
+        if settings.hash_block:
+            attributes[names.FINGERPRINT_FIRST] = (lookup.hit // settings.hash_block + 1) * settings.hash_block
+        attributes[names.FINGERPRINT_VALUES] = encode_fingerprints(lookup.fingerprints)
+    if lookup.hit_fingerprint:
+        attributes[names.FINGERPRINT_HIT] = encode_bytes(lookup.hit_fingerprint)
+    if lookup.ladder:
+        attributes[names.FINGERPRINT_LADDER] = encode_fingerprints(lookup.ladder)
+    if lookup.common:
+        attributes[names.FINGERPRINT_COMMON] = encode_fingerprints(lookup.common)
+    if lookup.digest:
+        attributes[names.FINGERPRINT_PROMPT] = encode_bytes(lookup.digest)
+    if lookup.key:
+        attributes[names.KEY_DIGEST] = encode_bytes(lookup.key)
+    return attributes
+
+
+def group_attributes(lookup: Lookup, settings: Settings) -> Iterator[dict[str, Value]]:
+    """Yield the attributes of each group lookup span: one for the groups that were looked up together."""
+    together: dict[tuple[int, ...], list[GroupPass]] = {}
+    for each in lookup.passes:
+        together.setdefault(tuple(each.groups), []).append(each)
+    for groups, passes in together.items():
+        first = groups[0] if groups else -1
+        attributes: dict[str, Value] = {
+            names.REQUEST_ID: lookup.request,
+            names.GROUP_IDS: list(groups),
+            names.GROUP_HIT_TOKENS: passes[-1].hit,
+            names.GROUP_PASS_ASKED: [each.asked for each in passes],
+            names.GROUP_PASS_HIT: [each.hit for each in passes],
+            names.GROUP_PASS_DROPPED: [each.dropped for each in passes],
+            names.GROUP_PASS_ALIGNMENT: [each.alignment for each in passes],
+        }
+        if kind := settings.kind(first):
+            attributes[names.GROUP_KIND] = kind
+        if block_size := settings.block_size(first):
+            attributes[names.GROUP_BLOCK_SIZE] = block_size
+        # The first pass is the only one that was not yet cut to what other groups hold.
+        if below := passes[0].hit + passes[0].dropped:
+            attributes[names.GROUP_STORED_BELOW] = below
+        above = lookup.above[first] if 0 <= first < len(lookup.above) else None
+        if above is not None:
+            attributes[names.GROUP_STORED_ABOVE] = above
+        yield attributes
+
+
+def _missing_state(lookup: Lookup, settings: Settings) -> str:
+    hits = longest_hits(lookup)
+    limiting = limiting_groups(lookup)
+    position = lookup.hit + lookup.uncached if lookup.uncached > 0 else max(hits.values(), default=0)
+    holders = sorted(group for group, hit in hits.items() if hit >= position and group not in limiting)
+    if not limiting:
+        return f"the prefix up to {position} is shared, but no hit can end there"
+    text = f"{_name_groups(limiting, settings, 'has', 'have')} no state at {position}"
+    return f"{text}, which {_name_groups(holders, settings, 'holds', 'hold')}" if holders else text
+
+
+def _name_groups(groups: Sequence[int], settings: Settings, one: str, several: str) -> str:
+    kinds = dict.fromkeys(filter(None, (settings.kind(group) for group in groups)))
+    kind = f" ({', '.join(kinds)})" if kinds else ""
+    numbers = ",".join(map(str, groups))
+    return f"group {numbers}{kind} {one}" if len(groups) == 1 else f"groups {numbers}{kind} {several}"

@@ -1,0 +1,162 @@
+"""The evidence as one Parquet file, made when the capture ends.
+
+While the sidecar runs, OTLP JSON lines go to `FILE.part.jsonl`, which stays if the sidecar is killed and is a capture
+of its own. The Parquet file has one row per span, compressed with zstd:
+
+    trace_id        str, 32 lower-case hex digits
+    span_id         str, 16 lower-case hex digits
+    parent_span_id  str, "" for a root
+    name            str
+    kind            i32, as in OTLP: 1 is INTERNAL
+    start, end      i64, nanoseconds since the epoch
+    resource        str, JSON object: attribute name to value
+    attributes      str, JSON object: attribute name to value
+    links           str, JSON array of {"trace_id": ..., "span_id": ...}
+    scope           str, name of the instrumentation scope
+
+In the JSON objects a value is a string, a number, a boolean or an array of one of them; integers are exact.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from otel_cache.sidecar.otlp_json import JsonLinesWriter
+from otel_cache.sidecar.spans import SpanData
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_logger = logging.getLogger(__name__)
+
+PART_SUFFIX = ".part.jsonl"
+ROWS = 10_000
+"""Spans that are converted at a time: what bounds the memory."""
+_COLUMNS = (
+    "trace_id", "span_id", "parent_span_id", "name", "kind", "start", "end", "resource", "attributes", "links", "scope",
+)  # fmt: skip
+_Row = tuple[str, str, str, str, int, int, int, str, str, str, str]
+
+
+class ParquetWriter:
+    """Writes JSON lines while the capture runs and turns them into `path` at the end.
+
+    Attributes:
+        written: spans in the file.
+        lost: spans that the disk refused.
+
+    """
+
+    def __init__(self, path: str) -> None:
+        """Open the part file beside `path`.
+
+        Raises:
+            UsageError: it cannot be written.
+
+        """
+        self.path = path
+        self._part = JsonLinesWriter(path + PART_SUFFIX)
+
+    @property
+    def written(self) -> int:
+        """Spans in the file."""
+        return self._part.written
+
+    @property
+    def lost(self) -> int:
+        """Spans that the disk refused."""
+        return self._part.lost
+
+    def write(self, spans: list[SpanData]) -> None:
+        """Append `spans` to the part file."""
+        self._part.write(spans)
+
+    def close(self) -> None:
+        """Make the Parquet file and remove the part file, which stays where that fails."""
+        self._part.close()
+        try:
+            convert(self._part.path, self.path)
+        except Exception as error:
+            _logger.error("cannot make %s: %s; the capture is in %s", self.path, error, self._part.path)
+            self.path = self._part.path
+        else:
+            Path(self._part.path).unlink()
+
+
+def convert(lines: str, path: str) -> None:
+    """Turn the OTLP JSON lines of the file `lines` into the Parquet file `path`; a torn last line is left out.
+
+    Raises:
+        OSError, polars.exceptions.PolarsError: a file cannot be read or written.
+
+    """
+    import polars as pl
+    from polars.io.plugins import register_io_source
+
+    schema = pl.Schema(
+        {name: pl.Int64 if name in ("start", "end") else pl.Int32 if name == "kind" else pl.String for name in _COLUMNS}
+    )
+
+    def frames(
+        with_columns: list[str] | None, predicate: "pl.Expr | None", n_rows: int | None, batch_size: int | None
+    ) -> Iterator["pl.DataFrame"]:
+        for rows in _batches(lines):
+            yield pl.DataFrame(rows, schema=schema, orient="row")
+
+    temporary = path + ".tmp"
+    # Made first, with its mode, so that no other user ever reads it.
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+    try:
+        register_io_source(frames, schema=schema).sink_parquet(temporary, compression="zstd")
+        Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _batches(lines: str) -> Iterator[list[_Row]]:
+    rows: list[_Row] = []
+    with Path(lines).open("rb") as file:
+        for line in file:
+            try:
+                parsed = msgspec.json.decode(line)
+            except msgspec.DecodeError:
+                continue
+            rows.extend(_rows(parsed))
+            if len(rows) >= ROWS:
+                yield rows
+                rows = []
+    # An empty capture is a file without a row, not a missing one.
+    yield rows
+
+
+def _rows(parsed: dict[str, Any]) -> Iterator[_Row]:
+    for resource_spans in parsed["resourceSpans"]:
+        resource = _object(resource_spans["resource"]["attributes"])
+        for scope_spans in resource_spans["scopeSpans"]:
+            scope = scope_spans["scope"]["name"]
+            for span in scope_spans["spans"]:
+                links = [{"trace_id": link["traceId"], "span_id": link["spanId"]} for link in span.get("links", ())]
+                yield (
+                    span["traceId"], span["spanId"], span.get("parentSpanId", ""), span["name"], span["kind"],
+                    int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"]), resource,
+                    _object(span["attributes"]), _json(links), scope,
+                )  # fmt: skip
+
+
+def _object(attributes: list[dict[str, Any]]) -> str:
+    return _json({attribute["key"]: _plain(attribute["value"]) for attribute in attributes})
+
+
+def _plain(value: dict[str, Any]) -> Any:
+    ((kind, content),) = value.items()
+    if kind == "arrayValue":
+        return [_plain(element) for element in content.get("values", ())]
+    return int(content) if kind == "intValue" else content
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
