@@ -1,0 +1,65 @@
+"""The process in which vLLM runs: `python -m analyzers.vllm_lab.child`, started by `run.LabWorker`.
+
+Reads jobs as JSON lines from stdin and answers each with one JSON line on stdout. Whatever vLLM prints goes to stderr.
+The instrumentation comes as in production, through vLLM's own plugin loader; the child only tells it where this job's
+records go, and waits at the end of the job until they are there.
+"""
+
+import os
+import sys
+import tempfile
+import traceback
+from typing import BinaryIO
+
+import msgspec
+
+from analyzers.vllm_lab.results import Answer, Job, LabResult
+from analyzers.vllm_lab.scenario import Scenario
+from otel_cache.config import SOCKET
+from otel_cache.errors import OtelCacheError
+
+
+def run_job(job: Job) -> Answer:
+    """Run one job, and send what the instrumentation recorded of it."""
+    os.environ.pop(SOCKET, None)
+    if job.socket is not None:
+        os.environ[SOCKET] = job.socket
+    try:
+        scenario = msgspec.convert(job.scenario, Scenario)
+        import vllm
+
+        from analyzers.vllm_lab.driver import run_scenario
+
+        result = LabResult(vllm.__version__, run_scenario(scenario))
+    except OtelCacheError as error:
+        return Answer(error=str(error), known=True)
+    except Exception as error:
+        traceback.print_exc()
+        return Answer(error=f"{type(error).__name__}: {' '.join(str(error).split())}")
+    finally:
+        if job.socket is not None:
+            from otel_cache import instrumentor
+
+            instrumentor.shutdown()
+    return Answer(result=result)
+
+
+def serve(jobs: BinaryIO, answers: BinaryIO) -> None:
+    """Answer jobs until there are no more."""
+    for line in jobs:
+        answer = run_job(msgspec.json.decode(line, type=Job))
+        answers.write(msgspec.json.encode(answer) + b"\n")
+        answers.flush()
+
+
+def main() -> None:
+    """Serve on stdin and stdout, in a folder of our own: vLLM is given the model by a relative path."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    with tempfile.TemporaryDirectory(prefix="otel-cache-lab-") as folder:
+        os.chdir(folder)
+        serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

