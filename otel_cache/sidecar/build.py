@@ -14,7 +14,12 @@ MAX_PROCESSES = 256
 
 
 class ProcessBuilder:
-    """Builds the spans of one process life, over as many connections as it makes."""
+    """Builds the spans of one process life, over as many connections as it makes.
+
+    Attributes:
+        failed: records that could not be made spans.
+
+    """
 
     def __init__(self, hello: Hello) -> None:
         """Begin with the process that `hello` names."""
@@ -35,7 +40,8 @@ class ProcessBuilder:
         """Return the spans that the records of `batch` finish."""
         self._dropped = max(self._dropped, batch.dropped)
         for record in batch.records:
-            self._count(record.sequence)
+            if not self._expects(record):
+                continue
             try:
                 self._dispatch(record)
             except Exception:
@@ -55,12 +61,18 @@ class ProcessBuilder:
             life.close()
         return self._take()
 
-    def _count(self, sequence: int) -> None:
+    def _expects(self, record: Record) -> bool:
+        """Count what is missing before `record`; return False where it has come before."""
+        sequence = record.sequence
+        if sequence < self._expected:
+            # A frame that a broken connection cut short comes again whole, and so do the replicas' settings.
+            return isinstance(record, Replica)
         if sequence > self._expected:
             self._gaps.missing += sequence - self._expected
             for life in self._lives.values():
                 life.interrupt()
-        self._expected = max(self._expected, sequence + 1)
+        self._expected = sequence + 1
+        return True
 
     def _dispatch(self, record: Record) -> None:
         life = self._life(record.replica)
@@ -98,7 +110,8 @@ class Processes:
     def __init__(self) -> None:
         """Begin without any."""
         self._builders: OrderedDict[str, ProcessBuilder] = OrderedDict()
-        self._forgotten_missing = 0
+        self._missing = 0
+        self._failed = 0
 
     def get(self, hello: Hello) -> ProcessBuilder:
         """Return the builder of the process that says `hello`."""
@@ -106,11 +119,18 @@ class Processes:
         if builder is None:
             builder = self._builders[hello.process] = ProcessBuilder(hello)
             if len(self._builders) > MAX_PROCESSES:
-                self._forgotten_missing += self._builders.popitem(last=False)[1].missing
+                forgotten = self._builders.popitem(last=False)[1]
+                self._missing += forgotten.missing
+                self._failed += forgotten.failed
         self._builders.move_to_end(hello.process)
         return builder
 
     @property
     def missing(self) -> int:
         """Records of all processes that never arrived."""
-        return self._forgotten_missing + sum(builder.missing for builder in self._builders.values())
+        return self._missing + sum(builder.missing for builder in self._builders.values())
+
+    @property
+    def failed(self) -> int:
+        """Records of all processes that could not be made spans."""
+        return self._failed + sum(builder.failed for builder in self._builders.values())

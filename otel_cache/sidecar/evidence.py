@@ -8,6 +8,8 @@ from otel_cache.semconv.positions import format_positions
 from otel_cache.sidecar.encoding import encode_bytes, encode_fingerprints
 from otel_cache.sidecar.spans import Value
 
+NANOSECONDS_PER_MILLISECOND = 1_000_000
+
 
 class GatheredStores:
     """The stores of one request in one step; `start` and `end` in ns since the epoch."""
@@ -89,17 +91,23 @@ def _evict_arrays(groups: list[int], records: list[list[Evict]]) -> dict[str, Va
     return {
         names.GROUP_IDS: groups,
         names.EVICT_BLOCKS: [sum(len(each.positions) for each in group) for group in records],
-        names.EVICT_POSITIONS: [
-            _join(str(position) for each in group for position in each.positions) for group in records
-        ],
-        names.EVICT_FINGERPRINTS: [
-            encode_bytes(b"".join(b"".join(each.fingerprints) for each in group)) for group in records
-        ],
+        names.EVICT_POSITIONS: [_positions(group) for group in records],
+        names.EVICT_FINGERPRINTS: [_fingerprints(group) for group in records],
         names.EVICT_KEYS: [_keys([key for each in group for key in each.keys]) for group in records],
-        names.EVICT_AGE: [
-            max((age for each in group for age in each.ages), default=0) // 1_000_000 for group in records
-        ],
+        names.EVICT_AGE: [_oldest(group) for group in records],
     }
+
+
+def _oldest(records: list[Evict]) -> int:
+    return max((age for each in records for age in each.ages), default=0) // NANOSECONDS_PER_MILLISECOND
+
+
+def _positions(records: list[Evict]) -> str:
+    return _join(str(position) for each in records for position in each.positions)
+
+
+def _fingerprints(records: list[Evict]) -> str:
+    return encode_bytes(b"".join(fingerprint for each in records for fingerprint in each.fingerprints))
 
 
 def _keys(keys: list[bytes]) -> str:

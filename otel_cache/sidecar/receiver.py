@@ -13,6 +13,7 @@ from typing import Protocol
 
 from otel_cache.errors import RecordError, UsageError
 from otel_cache.records import LENGTH, MAX_FRAME_BYTES, PROTOCOL_VERSION, Batch, Hello, decode_payload
+from otel_cache.sidecar.launch import is_listening
 
 _logger = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class Receiver:
         self._path = path
         self._open_session = open_session
         self._listener = _listen(path)
-        self._identity = os.stat(path).st_ino
+        self._identity = Path(path).stat().st_ino
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._idle_since = time.monotonic()
@@ -153,7 +154,7 @@ class Receiver:
             return
         # Another sidecar may have put its own socket there after somebody removed ours.
         with contextlib.suppress(OSError):
-            if os.stat(self._path).st_ino == self._identity:
+            if Path(self._path).stat().st_ino == self._identity:
                 Path(self._path).unlink()
         self._selector.unregister(self._listener)
         self._listener.close()
@@ -202,17 +203,6 @@ class Receiver:
         self.rejected += 1
         if self.rejected == 1:
             _logger.warning("closed a connection: %s (further ones are only counted)", reason)
-
-
-def is_listening(path: str) -> bool:
-    """Return whether somebody listens on the Unix socket `path`."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1)
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-    return True
 
 
 def _listen(path: str) -> socket.socket:

@@ -1,0 +1,64 @@
+"""`python -m otel_cache.sidecar`: run a sidecar."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from otel_cache.errors import OtelCacheError
+
+
+class _Once(logging.Filter):
+    """Lets each kind of message through once: an exporter repeats itself for as long as a collector is away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[tuple[str, object]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether this message is the first of its kind."""
+        kind = (record.name, record.msg)
+        if kind in self._seen:
+            return False
+        self._seen.add(kind)
+        return True
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options; prints help or a mistake, and exits, where the arguments say so."""
+    parser = argparse.ArgumentParser(
+        prog="python -m otel_cache.sidecar",
+        description="Receive records from vLLM's processes, write the evidence and export spans.",
+        epilog="Example: python -m otel_cache.sidecar --socket /run/otel-cache/sidecar.sock --out capture.jsonl",
+    )
+    parser.add_argument("--socket", required=True, metavar="PATH", help="Unix socket to listen on")
+    parser.add_argument(
+        "--out", metavar="FILE", help="write every span there: Parquet if it ends in .parquet, else OTLP JSON lines"
+    )
+    parser.add_argument("--endpoint", metavar="URL", help="export by OTLP to this endpoint")
+    parser.add_argument(
+        "--exit-when-idle", type=float, metavar="SECONDS", help="leave so long after the last connection was closed"
+    )
+    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--parent-fd", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a sidecar; return its exit code."""
+    options = parse(arguments)
+    handler = logging.StreamHandler()
+    handler.addFilter(_Once())
+    logging.basicConfig(level=logging.WARNING, format="otel-cache: %(message)s", handlers=[handler])
+    from otel_cache.sidecar.service import Options, serve
+
+    try:
+        serve(Options(**vars(options)))
+    except OtelCacheError as error:
+        print(f"otel-cache: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

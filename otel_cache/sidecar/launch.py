@@ -1,0 +1,202 @@
+"""Starting a sidecar: as a child for one command, or as a daemon of its own for the embedded default.
+
+Runs inside vLLM's processes too: standard library only.
+"""
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from otel_cache.config import ENABLED
+from otel_cache.errors import UsageError
+
+DAEMON_IDLE_SECONDS = 10
+DAEMON_READY_SECONDS = 15.0
+CHILD_READY_SECONDS = 60.0
+# The double fork: whoever starts the daemon is not its parent, so that killing vLLM's process tree spares it.
+_DETACH = (
+    "import subprocess,sys;n=subprocess.DEVNULL;"
+    "subprocess.Popen(sys.argv[2:],stdin=n,stdout=n,stderr=n,start_new_session=True,cwd='/',pass_fds=[int(sys.argv[1])])"
+)
+
+
+class Child:
+    """A sidecar that was started for one command."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", lifeline: int) -> None:
+        """Hold the process and the write end of the pipe whose end tells it that we are gone."""
+        self._process = process
+        self._lifeline = lifeline
+
+    @property
+    def pid(self) -> int:
+        """Process id of the sidecar."""
+        return self._process.pid
+
+    def stop(self) -> int:
+        """Tell the sidecar to take in what has been sent and to leave; return its exit code."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        return code
+
+
+def start_child(socket: str, out: str | None = None, endpoint: str | None = None) -> Child:
+    """Start a sidecar in a session of its own, and return when it listens on `socket`.
+
+    It leaves by itself, once nothing is connected, should this process die without stopping it.
+
+    Raises:
+        UsageError: it did not come up; it has said why on stderr.
+
+    """
+    lifeline_read, lifeline = os.pipe()
+    ready, ready_write = os.pipe()
+    try:
+        arguments = [*_command(socket, out, endpoint, ready_write), "--parent-fd", str(lifeline_read)]
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env=_environment(),
+            pass_fds=[ready_write, lifeline_read],
+        )
+        os.close(ready_write)
+        ready_write = -1
+        if _wait_ready(ready, CHILD_READY_SECONDS):
+            return Child(process, lifeline)
+        process.kill()
+        code = process.wait()
+        os.close(lifeline)
+        raise UsageError(f"the sidecar did not start (exit code {code}); what it wrote above says why")
+    finally:
+        for fd in (lifeline_read, ready, ready_write):
+            if fd >= 0:
+                os.close(fd)
+
+
+def ensure_daemon(socket: str, out: str | None = None) -> None:
+    """Return when a sidecar listens on `socket`; start one where none does, whoever else tries the same.
+
+    The daemon belongs to no process tree and leaves when no process has been connected for a while.
+
+    Raises:
+        UsageError: it did not come up in time.
+
+    """
+    if is_listening(socket):
+        return
+    Path(socket).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with socket_lock(socket) as locked:
+        if not locked:
+            raise UsageError(f"somebody has been starting a sidecar on {socket} for {DAEMON_READY_SECONDS:.0f} s")
+        if is_listening(socket):
+            return
+        ready, ready_write = os.pipe()
+        try:
+            command = _command(socket, out, None, ready_write)
+            subprocess.run(
+                [sys.executable, "-I", "-S", "-c", _DETACH, str(ready_write), *command,
+                 "--exit-when-idle", str(DAEMON_IDLE_SECONDS)],
+                stdin=subprocess.DEVNULL, env=_environment(), pass_fds=[ready_write], check=True,
+            )  # fmt: skip
+            os.close(ready_write)
+            ready_write = -1
+            if not _wait_ready(ready, DAEMON_READY_SECONDS):
+                raise UsageError(
+                    f"the sidecar did not come up on {socket}: run `otel-cache sidecar --socket {socket}` to see why"
+                )
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise UsageError(f"the sidecar cannot be started: {error}") from error
+        finally:
+            for fd in (ready, ready_write):
+                if fd >= 0:
+                    os.close(fd)
+
+
+def default_socket() -> str:
+    """Return the path of this user's own socket; its folder is made, for this user only, where it is missing.
+
+    Raises:
+        UsageError: the folder belongs to somebody else, or others may write to it.
+
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) / "otel-cache" if runtime else Path(f"/tmp/otel-cache-{os.getuid()}")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder} for the socket: {error.strerror or error}") from error
+    # In a folder that all users share, somebody else may have put this name there first.
+    if not folder.is_dir() or folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise UsageError(f"{folder} is not a folder that user {os.getuid()} alone can write to: remove it")
+    return str(folder / "sidecar.sock")
+
+
+def is_listening(path: str) -> bool:
+    """Return whether somebody listens on the Unix socket `path`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def socket_lock(path: str, seconds: float = DAEMON_READY_SECONDS) -> Iterator[bool]:
+    """Hold the lock on who listens on the socket `path`; yield False where others held it for `seconds`."""
+    # POSIX locks, unlike flock's, are not inherited by a fork of vLLM.
+    with os.fdopen(os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as file:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() >= deadline:
+                    yield False
+                    return
+                time.sleep(0.02)
+            else:
+                yield True
+                return
+
+
+def _command(socket: str, out: str | None, endpoint: str | None, ready: int) -> list[str]:
+    # -P: what lies in the working folder of vLLM must not take the place of a module.
+    command = [sys.executable, "-P", "-m", "otel_cache.sidecar", "--socket", str(Path(socket).absolute())]
+    if out:
+        command += ["--out", str(Path(out).absolute())]
+    if endpoint:
+        command += ["--endpoint", endpoint]
+    return [*command, "--ready-fd", str(ready)]
+
+
+def _environment() -> dict[str, str]:
+    environment = dict(os.environ)
+    environment.pop(ENABLED, None)
+    # The sidecar finds this package even where vLLM has it from its working folder.
+    root = str(Path(__file__).parents[2])
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if root not in paths:
+        paths.append(root)
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def _wait_ready(fd: int, seconds: float) -> bool:
+    readable, _, _ = select.select([fd], [], [], seconds)
+    return bool(readable) and os.read(fd, 1) != b""
