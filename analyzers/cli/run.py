@@ -1,0 +1,24 @@
+"""`otel-cache run`: run vLLM with the instrumentation on and a sidecar beside it."""
+
+import click
+
+
+@click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--out", metavar="FILE", help="Write every span there: Parquet if it ends in .parquet, else OTLP JSON.")
+@click.option("--endpoint", metavar="URL", help="Export by OTLP to this endpoint.")
+@click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(out: str | None, endpoint: str | None, words: tuple[str, ...]) -> None:
+    """Run COMMAND with the prefix cache traced, and end with its exit code.
+
+    Signals are passed on to the command. Without --out and without an endpoint, here or in
+    OTEL_EXPORTER_OTLP_ENDPOINT, spans are exported to localhost:4317.
+
+    \b
+    Example:
+      otel-cache run --out capture.jsonl -- vllm serve Qwen/Qwen3-0.6B --port 8000
+    """
+    import sys
+
+    from analyzers.cli.supervise import run_traced
+
+    sys.exit(run_traced(list(words), out, endpoint))
