@@ -1,0 +1,104 @@
+"""Flat spans to the frames of a capture. Each span counts once, whatever the number of files that hold it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import polars as pl
+
+from analyzers.model import Capture
+from analyzers.readers import rows, schemas
+from analyzers.readers.lives import Lives
+from analyzers.readers.spans import FlatSpan
+from analyzers.readers.tally import BAD_SPAN, SpanError, Tally
+from otel_cache.semconv import names
+
+BATCH_ROWS = 65536
+
+
+class _Table:
+    """Rows that become a frame, batch by batch: Python objects are not kept for a whole capture."""
+
+    def __init__(self, schema: schemas.Schema, to_rows: Callable[[FlatSpan], list[rows.Row]]) -> None:
+        self.to_rows = to_rows
+        self._schema = schema
+        self._rows: list[rows.Row] = []
+        self._batches: list[pl.DataFrame] = []
+
+    def extend(self, more: list[rows.Row]) -> None:
+        self._rows.extend(more)
+        if len(self._rows) >= BATCH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        columns = zip(*self._rows, strict=True)
+        series = [
+            _series(name, column, dtype) for (name, dtype), column in zip(self._schema.items(), columns, strict=True)
+        ]
+        self._batches.append(pl.DataFrame(series))
+        self._rows.clear()
+
+    def frame(self, index: dict[int, int]) -> pl.DataFrame:
+        """Return all rows, `life` as an index, ordered by life and sequence; ties do not depend on the reading."""
+        if self._rows:
+            self._flush()
+        if not self._batches:
+            return pl.DataFrame(schema=self._schema)
+        order = ["life", "sequence", "span_id"] + (["group"] if "group" in self._schema else [])
+        life = pl.col("life").replace_strict(index, return_dtype=pl.Int32)
+        return pl.concat(self._batches).with_columns(life).sort(order, maintain_order=True)
+
+
+def _series(name: str, column: tuple[Any, ...], dtype: pl.DataType) -> pl.Series:
+    if isinstance(dtype, pl.List):
+        # A list of integers prints as JSON; polars makes lists from text 20 times as fast as from Python's lists.
+        return pl.Series(name, [str(values) for values in column], pl.String()).str.json_decode(dtype)
+    return pl.Series(name, column, dtype)
+
+
+class CaptureBuilder:
+    """Takes spans in any order and gives the capture that they make."""
+
+    def __init__(self, tally: Tally) -> None:
+        self.lives = Lives()
+        self._tally = tally
+        self._seen: set[bytes] = set()
+        self._tables = {
+            names.LOOKUP: _Table(schemas.LOOKUPS, rows.lookup_rows),
+            names.GROUP_LOOKUP: _Table(schemas.GROUPS, rows.group_rows),
+            names.STORE: _Table(schemas.STORES, rows.store_rows),
+            names.EVICT: _Table(schemas.EVICTS, rows.evict_rows),
+            names.STEP: _Table(schemas.STEPS, rows.step_rows),
+        }
+
+    def add(self, span: FlatSpan) -> None:
+        """Take one span; count it if it was read before, or cannot be used."""
+        identity = span.identity
+        if identity in self._seen:
+            self._tally.duplicates += 1
+            return
+        table = self._tables.get(span.name)
+        if table is not None:
+            try:
+                table.extend(table.to_rows(span))
+            except SpanError as error:
+                self._tally.skip(BAD_SPAN, span.where, f"{span.name} skipped: {error}")
+                return
+        self._seen.add(identity)
+        self._tally.spans += 1
+        self.lives.saw(span.life, span.start)
+
+    def build(self) -> Capture:
+        """Return the capture of all spans taken."""
+        lives, index = self.lives.index()
+        return Capture(
+            lives=lives,
+            lookups=self._tables[names.LOOKUP].frame(index),
+            groups=self._tables[names.GROUP_LOOKUP].frame(index),
+            stores=self._tables[names.STORE].frame(index),
+            evicts=self._tables[names.EVICT].frame(index),
+            steps=self._tables[names.STEP].frame(index),
+            spans=self._tally.spans,
+            foreign_spans=self._tally.foreign,
+            skipped_lines=self._tally.skipped,
+            notes=self._tally.notes(),
+        )

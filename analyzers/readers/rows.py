@@ -1,0 +1,187 @@
+"""One flat span to the rows that it puts into the frames: what it must say is checked here, once.
+
+A row is a tuple in the order of its schema. The first nine columns are those that all frames share.
+"""
+
+from typing import Any
+
+from analyzers.readers.attributes import (
+    MAX_I32,
+    binary,
+    count_positions,
+    fingerprints,
+    flag,
+    integer,
+    integer_or,
+    integers,
+    optional_integer,
+    optional_seconds,
+    parallel_texts,
+    positions,
+    text,
+    text_or,
+    whole_fingerprints,
+)
+from analyzers.readers.spans import FlatSpan
+from analyzers.readers.tally import SpanError
+from otel_cache.records import FINGERPRINT_BYTES
+from otel_cache.semconv import names
+
+Row = tuple[Any, ...]
+NO_GROUP = -1
+NO_FINGERPRINT = bytes(FINGERPRINT_BYTES)
+
+
+def _shared(span: FlatSpan) -> Row:
+    attributes = span.attributes
+    return (
+        span.life,
+        integer(attributes, names.RECORD_SEQUENCE),
+        optional_integer(attributes, names.EVIDENCE_NUMBER),
+        integer_or(attributes, names.MISSING_RECORDS, 0),
+        span.start,
+        max(span.start, span.end),
+        span.trace_id,
+        span.span_id,
+        span.parent_span_id,
+    )
+
+
+def _groups(attributes: dict[str, Any]) -> list[int]:
+    groups = integers(attributes, names.GROUP_IDS, MAX_I32)
+    if not groups:
+        raise SpanError(f"{names.GROUP_IDS} is missing")
+    if len(set(groups)) != len(groups):
+        raise SpanError(f"{names.GROUP_IDS} names a group twice")
+    return groups
+
+
+def lookup_rows(span: FlatSpan) -> list[Row]:
+    """Return the row of a lookup."""
+    attributes = span.attributes
+    prompt = integer(attributes, names.LOOKUP_PROMPT_TOKENS)
+    hit = integer(attributes, names.LOOKUP_HIT_TOKENS)
+    if hit > prompt:
+        raise SpanError(f"{names.LOOKUP_HIT_TOKENS} is {hit}, more than the {prompt} tokens of the prompt")
+    row = (
+        *_shared(span),
+        text(attributes, names.REQUEST_ID),
+        prompt,
+        hit,
+        integer_or(attributes, names.LOOKUP_MAX_HIT_TOKENS, max(prompt - 1, 0)),
+        integer_or(attributes, names.LOOKUP_UNCACHED_COMMON_PREFIX_TOKENS, 0),
+        integer_or(attributes, names.LOOKUP_ATTEMPTS, 1),
+        optional_integer(attributes, names.LOOKUP_ADMITTED_TOKENS),
+        flag(attributes, names.LOOKUP_ADMITTED),
+        flag(attributes, names.LOOKUP_SKIPPED),
+        optional_integer(attributes, names.FINGERPRINT_FIRST),
+        fingerprints(attributes, names.FINGERPRINT_VALUES),
+        fingerprints(attributes, names.FINGERPRINT_HIT),
+        fingerprints(attributes, names.FINGERPRINT_LADDER),
+        fingerprints(attributes, names.FINGERPRINT_COMMON),
+        fingerprints(attributes, names.FINGERPRINT_PROMPT),
+        binary(attributes, names.KEY_DIGEST),
+    )
+    return [row]
+
+
+def group_rows(span: FlatSpan) -> list[Row]:
+    """Return a row for each of the groups that were looked up together."""
+    attributes = span.attributes
+    passes = [
+        integers(attributes, key)
+        for key in (names.GROUP_PASS_ASKED, names.GROUP_PASS_HIT, names.GROUP_PASS_DROPPED, names.GROUP_PASS_ALIGNMENT)
+    ]
+    if len({len(each) for each in passes}) != 1:
+        raise SpanError("its passes differ in number: " + ", ".join(str(len(each)) for each in passes))
+    block_size = integer(attributes, names.GROUP_BLOCK_SIZE)
+    if not block_size:
+        raise SpanError(f"{names.GROUP_BLOCK_SIZE} is 0")
+    shared = _shared(span)
+    tail = (
+        text(attributes, names.GROUP_KIND),
+        block_size,
+        integer(attributes, names.GROUP_HIT_TOKENS),
+        optional_integer(attributes, names.GROUP_STORED_BELOW),
+        optional_integer(attributes, names.GROUP_STORED_ABOVE),
+        *passes,
+    )
+    return [(*shared, group, *tail) for group in _groups(attributes)]
+
+
+def store_rows(span: FlatSpan) -> list[Row]:
+    """Return a row for each group that stored, or refused to."""
+    attributes = span.attributes
+    groups = _groups(attributes)
+    head = (
+        *_shared(span),
+        text(attributes, names.REQUEST_ID),
+        text(attributes, names.STORE_ORIGIN),
+        optional_integer(attributes, names.STORE_CHUNK_START),
+        optional_integer(attributes, names.STORE_CHUNK_END),
+    )
+    tail = (
+        optional_integer(attributes, names.FINGERPRINT_FIRST),
+        fingerprints(attributes, names.FINGERPRINT_VALUES),
+    )
+    columns = zip(
+        groups,
+        positions(attributes, names.STORE_STORED, len(groups)),
+        positions(attributes, names.STORE_MASKED, len(groups)),
+        positions(attributes, names.STORE_NOT_MATERIALIZED, len(groups)),
+        positions(attributes, names.STORE_WANTED, len(groups)),
+        strict=True,
+    )
+    return [(*head, *columns_of_group, *tail) for columns_of_group in columns]
+
+
+def evict_rows(span: FlatSpan) -> list[Row]:
+    """Return a row for each group that lost keys; one without a group for a reset."""
+    attributes = span.attributes
+    shared = _shared(span)
+    evictor = text_or(attributes, names.EVICT_EVICTOR_REQUEST_ID, "")
+    if flag(attributes, names.EVICT_RESET):
+        return [(*shared, NO_GROUP, "", b"", b"", [], evictor, True)]
+    groups = _groups(attributes)
+    blocks = integers(attributes, names.EVICT_BLOCKS)
+    ages = integers(attributes, names.EVICT_AGE)
+    written = positions(attributes, names.EVICT_POSITIONS, len(groups))
+    gone = parallel_texts(attributes, names.EVICT_FINGERPRINTS, len(groups))
+    keys = parallel_texts(attributes, names.EVICT_KEYS, len(groups))
+    rows = []
+    for index, group in enumerate(groups):
+        count = count_positions(written[index])
+        if blocks and (len(blocks) != len(groups) or blocks[index] != count):
+            raise SpanError(f"{names.EVICT_BLOCKS} and {names.EVICT_POSITIONS} differ in number")
+        values = whole_fingerprints(gone[index], names.EVICT_FINGERPRINTS)
+        if values and len(values) != count * FINGERPRINT_BYTES:
+            raise SpanError(f"{names.EVICT_FINGERPRINTS} and {names.EVICT_POSITIONS} differ in number")
+        age = ages[index : index + 1] if len(ages) == len(groups) else []
+        rows.append((*shared, group, written[index], values, _keys(keys[index], count), age, evictor, False))
+    return rows
+
+
+def _keys(written: str, count: int) -> bytes:
+    """Return the key digests of evicted blocks, 8 bytes each, zeros where a block has none; none where no block has."""
+    if not written.strip(","):
+        return b""
+    digests = [whole_fingerprints(part, names.EVICT_KEYS) or NO_FINGERPRINT for part in written.split(",")]
+    if len(digests) != count or any(len(digest) != FINGERPRINT_BYTES for digest in digests):
+        raise SpanError(f"{names.EVICT_KEYS} and {names.EVICT_POSITIONS} differ in number")
+    return b"".join(digests)
+
+
+def step_rows(span: FlatSpan) -> list[Row]:
+    """Return the row of a scheduler step."""
+    attributes = span.attributes
+    row = (
+        *_shared(span),
+        integer(attributes, names.STEP_INDEX),
+        integer_or(attributes, names.STEP_PREFILL_TOKENS, 0),
+        integer_or(attributes, names.STEP_DECODE_TOKENS, 0),
+        integer_or(attributes, names.STEP_RUNNING_REQUESTS, 0),
+        integer_or(attributes, names.STEP_WAITING_REQUESTS, 0),
+        integer_or(attributes, names.STEP_PREEMPTED_REQUESTS, 0),
+        optional_seconds(attributes, names.STEP_EXECUTE_DURATION),
+    )
+    return [row]

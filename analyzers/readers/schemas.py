@@ -1,0 +1,88 @@
+"""The columns of a capture's frames, with their types: the contract of `analyzers.model.Capture`, to the letter."""
+
+import polars as pl
+
+_SHARED = {
+    "life": pl.Int32(),
+    "sequence": pl.Int64(),
+    "number": pl.Int64(),
+    "missing": pl.Int64(),
+    "start": pl.Int64(),
+    "end": pl.Int64(),
+    "trace_id": pl.String(),
+    "span_id": pl.String(),
+    "parent_span_id": pl.String(),
+}
+
+Schema = dict[str, pl.DataType]
+
+LOOKUPS: Schema = {
+    **_SHARED,
+    "request_id": pl.String(),
+    "prompt_tokens": pl.Int64(),
+    "hit_tokens": pl.Int64(),
+    "max_hit_tokens": pl.Int64(),
+    "uncached_common_prefix_tokens": pl.Int64(),
+    "attempts": pl.Int64(),
+    "admitted_tokens": pl.Int64(),
+    "admitted": pl.Boolean(),
+    "skipped": pl.Boolean(),
+    "first": pl.Int64(),
+    "values": pl.Binary(),
+    "hit_fingerprint": pl.Binary(),
+    "ladder": pl.Binary(),
+    "common": pl.Binary(),
+    "prompt_digest": pl.Binary(),
+    "key": pl.Binary(),
+}
+
+GROUPS: Schema = {
+    **_SHARED,
+    "group": pl.Int32(),
+    "kind": pl.String(),
+    "block_size": pl.Int64(),
+    "hit_tokens": pl.Int64(),
+    "stored_below": pl.Int64(),
+    "stored_above": pl.Int64(),
+    "asked_tokens": pl.List(pl.Int64()),
+    "pass_hit_tokens": pl.List(pl.Int64()),
+    "dropped_tokens": pl.List(pl.Int64()),
+    "alignment": pl.List(pl.Int64()),
+}
+
+STORES: Schema = {
+    **_SHARED,
+    "request_id": pl.String(),
+    "origin": pl.String(),
+    "chunk_start": pl.Int64(),
+    "chunk_end": pl.Int64(),
+    "group": pl.Int32(),
+    "stored": pl.String(),
+    "masked": pl.String(),
+    "not_materialized": pl.String(),
+    "wanted": pl.String(),
+    "first": pl.Int64(),
+    "values": pl.Binary(),
+}
+
+EVICTS: Schema = {
+    **_SHARED,
+    "group": pl.Int32(),
+    "positions": pl.String(),
+    "fingerprints": pl.Binary(),
+    "keys": pl.Binary(),
+    "ages": pl.List(pl.Int64()),
+    "evictor_request_id": pl.String(),
+    "reset": pl.Boolean(),
+}
+
+STEPS: Schema = {
+    **_SHARED,
+    "index": pl.Int64(),
+    "prefill_tokens": pl.Int64(),
+    "decode_tokens": pl.Int64(),
+    "running_requests": pl.Int64(),
+    "waiting_requests": pl.Int64(),
+    "preempted_requests": pl.Int64(),
+    "execute_duration": pl.Float64(),
+}

@@ -1,0 +1,77 @@
+"""The flat span that every reader yields, whatever the capture's format."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from analyzers.readers.attributes import MAX_I64
+from analyzers.readers.tally import SpanError
+
+TRACE_ID_BYTES = 16
+SPAN_ID_BYTES = 8
+
+
+class FlatSpan(msgspec.Struct, gc=False):
+    """One span of otel_cache.
+
+    Attributes:
+        life: handle of the replica's life, as the registry of lives gave it.
+        trace_id, span_id, parent_span_id: lower-case hex; the parent's is "" at a root.
+        name: of the span.
+        start, end: nanoseconds since the epoch.
+        attributes: by name: strings, numbers, booleans and lists of them, not yet checked.
+        where: the file and line or row, for notes.
+
+    """
+
+    life: int
+    trace_id: str
+    span_id: str
+    parent_span_id: str
+    name: str
+    start: int
+    end: int
+    attributes: dict[str, Any]
+    where: str
+
+    @property
+    def identity(self) -> bytes:
+        """What tells the span from all others: the bytes of its trace id and span id."""
+        return bytes.fromhex(self.trace_id + self.span_id)
+
+
+FindLife = Callable[[dict[str, Any]], int]
+"""Takes resource attributes, gives the handle of the life; raises SpanError where they do not name a replica."""
+
+
+def check_identifier(written: str | None, length: int, what: str) -> str:
+    """Return an identifier of `length` bytes as lower-case hex.
+
+    Raises:
+        SpanError: it is not hex of that length, or all zeros.
+
+    """
+    try:
+        identifier = bytes.fromhex(written or "")
+    except ValueError:
+        identifier = b""
+    if len(identifier) != length or not any(identifier):
+        raise SpanError(f"the {what} is not {2 * length} hexadecimal digits")
+    return identifier.hex()
+
+
+def check_time(written: int | str | None, what: str) -> int:
+    """Return a time in nanoseconds since the epoch.
+
+    Raises:
+        SpanError: it is not a number, or out of range.
+
+    """
+    try:
+        time = int(written or 0)
+    except ValueError as error:
+        raise SpanError(f"the {what} time is not a number") from error
+    if not 0 <= time <= MAX_I64:
+        raise SpanError(f"the {what} time is out of range")
+    return time

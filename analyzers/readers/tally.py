@@ -1,0 +1,56 @@
+"""What was passed over while reading, counted by kind, and the sentences that say so."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+NOTES_PER_KIND = 5
+NOT_JSON = "lines that are not JSON"
+NOT_OTLP = "lines that are not OTLP"
+BAD_SPAN = "spans of otel_cache that could not be used"
+FILE = "files"
+
+
+class SpanError(ValueError):
+    """A span of ours that lacks something or says something impossible; never leaves the readers."""
+
+
+@dataclass
+class Tally:
+    """Counts of what was read and passed over.
+
+    Attributes:
+        spans: spans of otel_cache that were read, each once.
+        foreign: spans of other programs, and lines that carry no spans (logs, metrics, `{}`).
+        duplicates: spans of otel_cache that had been read before.
+        skipped: lines and spans that could not be read.
+
+    """
+
+    spans: int = 0
+    foreign: int = 0
+    duplicates: int = 0
+    skipped: int = 0
+    _notes: list[tuple[str, str]] = field(default_factory=list)
+    _kinds: Counter[str] = field(default_factory=Counter)
+
+    def note(self, kind: str, sentence: str) -> None:
+        """Keep `sentence`, if not too many of its kind are kept already."""
+        self._kinds[kind] += 1
+        if self._kinds[kind] <= NOTES_PER_KIND:
+            self._notes.append((kind, sentence))
+
+    def skip(self, kind: str, where: str, why: str) -> None:
+        """Count a line or a span that could not be read."""
+        self.skipped += 1
+        self.note(kind, f"{where}: {why}")
+
+    def notes(self) -> list[str]:
+        """Return the sentences that were kept, and one per kind for the rest."""
+        sentences = [sentence for _, sentence in self._notes]
+        for kind, count in self._kinds.items():
+            if count > NOTES_PER_KIND:
+                sentences.append(f"and {count - NOTES_PER_KIND} more {kind}")
+        if self.duplicates:
+            plural = "" if self.duplicates == 1 else "s"
+            sentences.append(f"{self.duplicates} span{plural} came more than once and counted once")
+        return sentences

@@ -1,0 +1,188 @@
+"""What a good capture becomes: frames of the contract's columns and types, whatever the form and the order."""
+
+import gzip
+import io
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from analyzers.model import Capture
+from analyzers.readers import open_capture, schemas
+from otel_cache.semconv import names
+from tests.readers import otlp
+
+FRAMES = ("lookups", "groups", "stores", "evicts", "steps")
+SPANS = [
+    otlp.store(10, 1),
+    otlp.step(11, 2),
+    otlp.lookup(12, 3),
+    otlp.group(13, 4, parent=12),
+    otlp.group(14, 5, parent=12, GROUP_IDS=[3], GROUP_KIND=names.KIND_FULL_ATTENTION, GROUP_STORED_BELOW=9600),
+    otlp.evict(15, 6),
+    otlp.span(names.EVICT, {names.RECORD_SEQUENCE: 7, names.EVICT_RESET: True}, span_id=16),
+    otlp.span(names.REQUEST, {names.REQUEST_ID: "repeat-0"}, span_id=17),
+]
+LINES = [otlp.line(otlp.resource(), [span]) for span in SPANS] + [
+    otlp.line(otlp.resource("r1", f"r1-life{life}", model="m"), [otlp.lookup(20 + life, 1, start=500 + life)])
+    for life in (1, 0)
+]
+
+
+def read(folder: Path, *files: bytes) -> Capture:
+    paths = []
+    for number, content in enumerate(files):
+        paths.append(folder / f"{number}.jsonl")
+        paths[-1].write_bytes(content)
+    return open_capture(paths)
+
+
+def assert_same(one: Capture, other: Capture) -> None:
+    for name in FRAMES:
+        assert_frame_equal(getattr(one, name), getattr(other, name))
+    assert one.lives == other.lives
+    assert (one.spans, one.foreign_spans, one.skipped_lines) == (other.spans, other.foreign_spans, other.skipped_lines)
+
+
+def test_frames_have_the_contract_s_columns_and_values(tmp_path: Path) -> None:
+    capture = read(tmp_path, b"".join(LINES))
+    for name in FRAMES:
+        assert dict(getattr(capture, name).schema) == getattr(schemas, name.upper())
+    assert (capture.spans, capture.foreign_spans, capture.skipped_lines, list(capture.notes)) == (10, 0, 0, [])
+    assert [(life.index, life.replica, life.instance) for life in capture.lives] == [
+        (0, "r0", "r0-life0"), (1, "r1", "r1-life0"), (2, "r1", "r1-life1"),
+    ]  # fmt: skip
+    assert capture.lives[1].attributes["model"] == "m"
+
+    lookup = capture.lookups.row(0, named=True)
+    assert (lookup["life"], lookup["sequence"], lookup["number"], lookup["missing"]) == (0, 3, 3, 0)
+    assert (lookup["request_id"], lookup["prompt_tokens"], lookup["max_hit_tokens"]) == ("repeat-0", 11910, 11909)
+    assert (lookup["admitted"], lookup["admitted_tokens"], lookup["first"]) == (True, 0, 1600)
+    assert lookup["values"] == b"".join(number.to_bytes(8) for number in range(1, 8))
+    assert (lookup["hit_fingerprint"], lookup["ladder"], lookup["key"]) == (b"", b"", b"")
+
+    groups = capture.groups.select("group", "kind", "stored_below", "asked_tokens", "parent_span_id").rows()
+    parent = f"{12:016x}"
+    assert groups == [
+        *[(group, "mamba", None, [9600], parent) for group in (0, 1, 2)],
+        (3, "full_attention", 9600, [9600], parent),
+    ]
+    assert capture.stores.select("group", "stored", "masked", "wanted", "chunk_end").rows() == [
+        (0, "", "9600", "11200", 9600),
+        (3, "1600-9600/1600", "", "", 9600),
+    ]
+    evicts = capture.evicts.select("group", "positions", "keys", "ages", "reset").rows()
+    assert evicts == [
+        (0, "1600,3200", bytes(8) + (7).to_bytes(8), [500], False),
+        (3, "1600", b"", [400], False),
+        (-1, "", b"", [], True),
+    ]
+    assert capture.steps.select("index", "execute_duration").rows() == [(2, 0.25)]
+
+
+def test_empty_frames_have_the_full_schema(tmp_path: Path) -> None:
+    capture = read(tmp_path, otlp.line(otlp.resource(), [otlp.lookup(1, 1)]))
+    for name in ("groups", "stores", "evicts", "steps"):
+        assert dict(getattr(capture, name).schema) == getattr(schemas, name.upper())
+        assert getattr(capture, name).is_empty()
+
+
+@settings(max_examples=40, deadline=None)
+@given(order=st.permutations(LINES), cut=st.integers(0, len(LINES)), again=st.booleans())
+def test_order_and_split_of_the_lines_do_not_matter(
+    tmp_path_factory: pytest.TempPathFactory, order: list[bytes], cut: int, again: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("split")
+    files = [b"".join(part) for part in (order[:cut], order[cut:]) if part]
+    whole = read(folder, b"".join(LINES))
+    parts = read(folder, *files, *files[:1] * again)
+    assert_same(parts, whole)
+    assert bool(parts.notes) == again
+
+
+def test_a_span_that_comes_twice_counts_once(tmp_path: Path) -> None:
+    content = b"".join(LINES)
+    capture = read(tmp_path, content, content)
+    assert_same(capture, read(tmp_path, content))
+    assert capture.notes == ["10 spans came more than once and counted once"]
+    assert "read once" in open_capture([tmp_path / "0.jsonl"] * 2).notes[0]
+
+
+def test_files_folders_globs_and_gzip_are_one_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "captures"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "one").write_bytes(b"".join(LINES[:3]))
+    (folder / "deep" / "two.json.gz").write_bytes(gzip.compress(b"".join(LINES[3:6])))
+    (folder / "deep" / "three.log").write_bytes(b"\xef\xbb\xbf\n" + b"\r\n".join(LINES[6:]))
+    (folder / "README.md").write_text("not a capture")
+    (folder / "empty.jsonl").write_bytes(b"")
+    (folder / ".hidden.jsonl").write_text("{")
+    whole = read(tmp_path, b"".join(LINES))
+    assert_same(open_capture([folder]), whole)
+    assert_same(open_capture([f"{folder}/one", f"{folder}/d*/*"]), whole)
+    assert_same(open_capture([f"{folder}/**/[ot]*"]), whole)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(b"".join(LINES)))))
+    assert_same(open_capture(["-"]), whole)
+
+
+def parquet(path: Path, **changed: pl.Series) -> Path:
+    owners = [json.loads(written)["resourceSpans"][0] for written in LINES]
+    rows: list[dict[str, object]] = []
+    for owner in owners:
+        (span,) = owner["scopeSpans"][0]["spans"]
+        row = {
+            "trace_id": span["traceId"],
+            "span_id": span["spanId"],
+            "parent_span_id": span.get("parentSpanId", ""),
+            "name": span["name"],
+            "kind": "internal",
+            "start": int(span["startTimeUnixNano"]),
+            "end": int(span["endTimeUnixNano"]),
+            "resource": json.dumps(plain(owner["resource"]["attributes"])),
+            "attributes": json.dumps(plain(span["attributes"])),
+            "links": "[]",
+            "scope": "otel_cache",
+        }
+        rows.append(row)
+    pl.DataFrame(rows).with_columns(**changed).write_parquet(path)
+    return path
+
+
+def plain(attributes: list[dict[str, object]]) -> dict[str, object]:
+    def value(encoded: dict[str, object]) -> object:
+        ((kind, held),) = encoded.items()
+        if kind == "arrayValue":
+            return [value(each) for each in held["values"]]  # type: ignore[index]
+        return int(held) if kind == "intValue" else held  # type: ignore[call-overload]
+
+    return {each["key"]: value(each["value"]) for each in attributes}  # type: ignore[arg-type,misc]
+
+
+def test_parquet_reads_like_json_lines(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "spans.any")
+    assert_same(open_capture([path]), read(tmp_path, b"".join(LINES)))
+
+
+def test_foreign_and_damaged_rows_of_parquet_are_counted(tmp_path: Path) -> None:
+    count = len(LINES)
+    path = parquet(
+        tmp_path / "spans",
+        scope=pl.Series(["other"] + ["otel_cache"] * (count - 1)),
+        attributes=pl.Series(["{}", "{", "[1]"] + ["{}"] * (count - 3)),
+    )
+    capture = open_capture([path])
+    assert (capture.foreign_spans, capture.spans) == (1, 1)
+    assert capture.skipped_lines == count - 2
+    assert f"{path} row 2: the attributes are not a JSON object" in capture.notes[0]
+
+
+def test_numbers_stand_in_quotes_or_not(tmp_path: Path) -> None:
+    content = b"".join(LINES)
+    unquoted = otlp.line(otlp.resource(), SPANS).replace(b'"intValue":"11910"', b'"intValue":11910')
+    assert unquoted.count(b'"intValue":11910') == 1
+    rest = b"".join(LINES[len(SPANS) :])
+    assert_same(read(tmp_path, unquoted + rest), read(tmp_path, content))
