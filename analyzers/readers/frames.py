@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from analyzers.model import Capture
-from analyzers.readers import rows, schemas
+from analyzers.readers import order, rows, schemas
 from analyzers.readers.lives import Lives
 from analyzers.readers.spans import FlatSpan
 from analyzers.readers.tally import BAD_SPAN, SpanError, Tally
@@ -38,14 +38,13 @@ class _Table:
         self._rows.clear()
 
     def frame(self, index: dict[int, int]) -> pl.DataFrame:
-        """Return all rows, `life` as an index, ordered by life and sequence; ties do not depend on the reading."""
+        """Return all rows in the order of reading, `life` as an index."""
         if self._rows:
             self._flush()
         if not self._batches:
             return pl.DataFrame(schema=self._schema)
-        order = ["life", "sequence", "span_id"] + (["group"] if "group" in self._schema else [])
         life = pl.col("life").replace_strict(index, return_dtype=pl.Int32)
-        return pl.concat(self._batches).with_columns(life).sort(order, maintain_order=True)
+        return pl.concat(self._batches).with_columns(life)
 
 
 def _series(name: str, column: tuple[Any, ...], dtype: pl.DataType) -> pl.Series:
@@ -90,13 +89,16 @@ class CaptureBuilder:
     def build(self) -> Capture:
         """Return the capture of all spans taken."""
         lives, index = self.lives.index()
+        lookups, groups, stores, evicts, steps = (table.frame(index) for table in self._tables.values())
+        groups = order.follow_lookups(groups, lookups)
+        evicts = order.place_markers(evicts, [lookups, stores, evicts])
         return Capture(
             lives=lives,
-            lookups=self._tables[names.LOOKUP].frame(index),
-            groups=self._tables[names.GROUP_LOOKUP].frame(index),
-            stores=self._tables[names.STORE].frame(index),
-            evicts=self._tables[names.EVICT].frame(index),
-            steps=self._tables[names.STEP].frame(index),
+            lookups=order.sort(lookups),
+            groups=order.sort(groups),
+            stores=order.sort(stores),
+            evicts=order.sort(evicts),
+            steps=order.sort(steps),
             spans=self._tally.spans,
             foreign_spans=self._tally.foreign,
             skipped_lines=self._tally.skipped,

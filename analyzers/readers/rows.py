@@ -32,11 +32,11 @@ NO_GROUP = -1
 NO_FINGERPRINT = bytes(FINGERPRINT_BYTES)
 
 
-def _shared(span: FlatSpan) -> Row:
+def _shared(span: FlatSpan, *, sequence_required: bool = True) -> Row:
     attributes = span.attributes
     return (
         span.life,
-        integer(attributes, names.RECORD_SEQUENCE),
+        (integer if sequence_required else optional_integer)(attributes, names.RECORD_SEQUENCE),
         optional_integer(attributes, names.EVIDENCE_NUMBER),
         integer_or(attributes, names.MISSING_RECORDS, 0),
         span.start,
@@ -97,7 +97,8 @@ def group_rows(span: FlatSpan) -> list[Row]:
     block_size = integer(attributes, names.GROUP_BLOCK_SIZE)
     if not block_size:
         raise SpanError(f"{names.GROUP_BLOCK_SIZE} is 0")
-    shared = _shared(span)
+    # It may stand on the lookup alone, which the group's rows then take it from.
+    shared = _shared(span, sequence_required=False)
     tail = (
         text(attributes, names.GROUP_KIND),
         block_size,
@@ -136,12 +137,19 @@ def store_rows(span: FlatSpan) -> list[Row]:
 
 
 def evict_rows(span: FlatSpan) -> list[Row]:
-    """Return a row for each group that lost keys; one without a group for a reset."""
+    """Return a row for each group that lost keys; one without a group for a reset, or for mere missing records."""
     attributes = span.attributes
-    shared = _shared(span)
     evictor = text_or(attributes, names.EVICT_EVICTOR_REQUEST_ID, "")
-    if flag(attributes, names.EVICT_RESET):
-        return [(*shared, NO_GROUP, "", b"", b"", [], evictor, True)]
+    reset = flag(attributes, names.EVICT_RESET)
+    if not reset and not attributes.get(names.GROUP_IDS):
+        # Nothing went: the span says, at the end of a connection, how many records never came.
+        integer(attributes, names.MISSING_RECORDS)
+        integer(attributes, names.EVIDENCE_NUMBER)
+        shared = _shared(span, sequence_required=False)
+    else:
+        shared = _shared(span)
+    if reset or not attributes.get(names.GROUP_IDS):
+        return [(*shared, NO_GROUP, "", b"", b"", [], evictor, reset)]
     groups = _groups(attributes)
     blocks = integers(attributes, names.EVICT_BLOCKS)
     ages = integers(attributes, names.EVICT_AGE)

@@ -101,10 +101,9 @@ def lookup(span_id: int, sequence: int, *, start: int = 1_000, **changed: Any) -
     return span(names.LOOKUP, plain, span_id=span_id, start=start)
 
 
-def group(span_id: int, sequence: int, parent: int, **changed: Any) -> dict[str, Any]:
-    """Return the group lookup span of three Mamba groups that had nothing."""
+def group(span_id: int, parent: int, **changed: Any) -> dict[str, Any]:
+    """Return the group lookup span of three Mamba groups that had nothing; the sequence stands on the lookup."""
     plain = {
-        names.RECORD_SEQUENCE: sequence,
         names.GROUP_IDS: [0, 1, 2],
         names.GROUP_KIND: names.KIND_MAMBA,
         names.GROUP_BLOCK_SIZE: 1600,

@@ -101,8 +101,9 @@ BAD_SPANS = {
     "a store without groups": (otlp.store(7, 7, GROUP_IDS=None), "ids is missing"),
     "a group twice": (otlp.store(7, 7, GROUP_IDS=[1, 1]), "twice"),
     "a group beyond 32 bits": (otlp.store(7, 7, GROUP_IDS=[1, 2**31]), "not an integer from 0"),
-    "passes of different number": (otlp.group(7, 7, 1, GROUP_PASS_HIT=[1, 2]), "passes differ"),
-    "a block of nothing": (otlp.group(7, 7, 1, GROUP_BLOCK_SIZE=0), "block_size is 0"),
+    "passes of different number": (otlp.group(7, 1, GROUP_PASS_HIT=[1, 2]), "passes differ"),
+    "a block of nothing": (otlp.group(7, 1, GROUP_BLOCK_SIZE=0), "block_size is 0"),
+    "an evict of nothing": (otlp.evict(7, 7, GROUP_IDS=[]), "missing is missing"),
     "more blocks than positions": (otlp.evict(7, 7, EVICT_BLOCKS=[3, 1]), "differ in number"),
     "fewer fingerprints than positions": (
         otlp.evict(7, 7, EVICT_FINGERPRINTS=[otlp.fingerprints(1), ""]), "differ in number"),

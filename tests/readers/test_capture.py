@@ -21,8 +21,8 @@ SPANS = [
     otlp.store(10, 1),
     otlp.step(11, 2),
     otlp.lookup(12, 3),
-    otlp.group(13, 4, parent=12),
-    otlp.group(14, 5, parent=12, GROUP_IDS=[3], GROUP_KIND=names.KIND_FULL_ATTENTION, GROUP_STORED_BELOW=9600),
+    otlp.group(13, parent=12),
+    otlp.group(14, parent=12, GROUP_IDS=[3], GROUP_KIND=names.KIND_FULL_ATTENTION, GROUP_STORED_BELOW=9600),
     otlp.evict(15, 6),
     otlp.span(names.EVICT, {names.RECORD_SEQUENCE: 7, names.EVICT_RESET: True}, span_id=16),
     otlp.span(names.REQUEST, {names.REQUEST_ID: "repeat-0"}, span_id=17),
@@ -65,11 +65,11 @@ def test_frames_have_the_contract_s_columns_and_values(tmp_path: Path) -> None:
     assert lookup["values"] == b"".join(number.to_bytes(8) for number in range(1, 8))
     assert (lookup["hit_fingerprint"], lookup["ladder"], lookup["key"]) == (b"", b"", b"")
 
-    groups = capture.groups.select("group", "kind", "stored_below", "asked_tokens", "parent_span_id").rows()
+    groups = capture.groups.select("group", "kind", "stored_below", "asked_tokens", "parent_span_id", "sequence").rows()
     parent = f"{12:016x}"
     assert groups == [
-        *[(group, "mamba", None, [9600], parent) for group in (0, 1, 2)],
-        (3, "full_attention", 9600, [9600], parent),
+        *[(group, "mamba", None, [9600], parent, 3) for group in (0, 1, 2)],
+        (3, "full_attention", 9600, [9600], parent, 3),
     ]
     assert capture.stores.select("group", "stored", "masked", "wanted", "chunk_end").rows() == [
         (0, "", "9600", "11200", 9600),
@@ -89,6 +89,21 @@ def test_empty_frames_have_the_full_schema(tmp_path: Path) -> None:
     for name in ("groups", "stores", "evicts", "steps"):
         assert dict(getattr(capture, name).schema) == getattr(schemas, name.upper())
         assert getattr(capture, name).is_empty()
+
+
+def test_missing_records_that_come_last_take_their_place_after_the_evidence_before(tmp_path: Path) -> None:
+    marker = {names.GROUP_IDS: [], names.EVIDENCE_NUMBER: 4, names.MISSING_RECORDS: 7}
+    spans = [otlp.lookup(1, 2), otlp.store(2, 3), otlp.span(names.EVICT, marker, span_id=3), otlp.evict(4, 9)]
+    evicts = read(tmp_path, otlp.line(otlp.resource(), spans)).evicts
+    assert evicts.select("sequence", "group", "missing", "reset").rows()[0] == (3, -1, 7, False)
+    assert evicts["sequence"].to_list() == [3, 9, 9]
+    alone = read(tmp_path, otlp.line(otlp.resource(), spans[2:3])).evicts
+    assert alone.select("sequence", "missing").rows() == [(0, 7)]
+
+
+def test_groups_without_their_lookup_go(tmp_path: Path) -> None:
+    capture = read(tmp_path, otlp.line(otlp.resource(), [otlp.group(1, parent=2), otlp.lookup(3, 3)]))
+    assert (capture.spans, capture.groups.height) == (2, 0)
 
 
 @settings(max_examples=40, deadline=None)
