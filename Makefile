@@ -1,0 +1,51 @@
+# make demo    the main job on vLLM's own scheduler: a prompt whose second send misses, and why
+# make test    everything that must pass
+# Both do their set-up themselves; set PYTHON to choose the interpreter (3.11 to 3.14).
+
+export PYTHON
+# An import of vLLM without its bytecode cache takes a minute instead of seconds.
+unexport PYTHONDONTWRITEBYTECODE
+unexport PYTHONPATH
+.NOTPARALLEL:
+.PHONY: setup demo test test-fast lint format clean distclean
+
+LANES := 0.28.0 0.33.0
+BIN := .venv/bin
+
+setup:
+	@scripts/setup.sh venv
+	@scripts/setup.sh vllm
+	@for version in $(LANES); do scripts/setup.sh lane $$version || exit 1; done
+
+demo:
+	@scripts/setup.sh venv
+	@scripts/setup.sh vllm
+	@scripts/setup.sh lane 0.28.0
+	@mkdir -p build/demo
+	@echo "demo: one prompt, four sends, on the scheduler of vLLM 0.28.0" >&2
+	@$(BIN)/otel-cache lab run model_case --vllm .lanes/0.28.0 --out build/demo/spans.jsonl
+	@$(BIN)/otel-cache analyze build/demo/spans.jsonl
+
+test: setup lint
+	$(BIN)/pytest
+
+test-fast:
+	@scripts/setup.sh venv
+	$(BIN)/pytest --without-vllm
+
+lint:
+	@scripts/setup.sh venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format:
+	@scripts/setup.sh venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+distclean: clean
+	rm -rf .venv .lanes

@@ -1,0 +1,119 @@
+"""What all tests share: the vLLM versions, and the lab on each of them."""
+
+import os
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from analyzers.vllm_lab.run import LabWorker
+
+ROOT = Path(__file__).parents[1]
+INSTALLED = "0.32.0"
+"""The vLLM that lies in the tests' own environment; the others are lanes."""
+LANES = ("0.28.0", "0.33.0")
+VERSIONS = ("0.28.0", INSTALLED, "0.33.0")
+WITHOUT = "--without-vllm"
+
+# Without its bytecode cache every import of vLLM takes a minute instead of seconds.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+_left_out = 0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the one way to leave the tests out that need vLLM."""
+    parser.addoption(WITHOUT, action="store_true", help="leave out the tests that run the real vLLM")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to start where vLLM is missing and nobody asked for a run without it."""
+    config.addinivalue_line("markers", f"vllm: runs the real vLLM; left out with {WITHOUT}")
+    if not config.getoption(WITHOUT):
+        problem = missing_vllm()
+        if problem:
+            raise pytest.UsageError(f"{problem}; run `make setup`, or leave its tests out with {WITHOUT}")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say which vLLM versions take part."""
+    if config.getoption(WITHOUT):
+        return f"vLLM: left out ({WITHOUT})"
+    return f"vLLM: {', '.join(VERSIONS)}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what needs vLLM where that was asked for."""
+    global _left_out
+    if not config.getoption(WITHOUT):
+        return
+    left_out = [item for item in items if item.get_closest_marker("vllm")]
+    _left_out = len(left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("vllm")]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say that a run without vLLM is not the whole."""
+    if config.getoption(WITHOUT):
+        terminalreporter.write_line(f"{_left_out} tests that run the real vLLM were left out by {WITHOUT}")
+
+
+def missing_vllm() -> str | None:
+    """Return what is missing of the vLLM versions that the tests need."""
+    if find_spec("vllm") is None:
+        return f"vLLM {INSTALLED} is not installed in this environment"
+    for version in LANES:
+        folder = ROOT / ".lanes" / version
+        if not (folder / "vllm" / "__init__.py").is_file():
+            return f"vLLM {version} is not in {folder.relative_to(ROOT)}"
+    return None
+
+
+def lane_folder(version: str) -> Path | None:
+    """Return the folder of a vLLM version; None for the one that is installed in the tests' environment."""
+    if version == INSTALLED:
+        return None
+    if version not in LANES:
+        raise LookupError(f"vLLM {version} is none of {', '.join(VERSIONS)}")
+    return ROOT / ".lanes" / version
+
+
+class Labs(Mapping[str, LabWorker]):
+    """A lab per vLLM version, started when it is first asked for."""
+
+    def __init__(self, *, instrument: bool) -> None:
+        self._instrument = instrument
+        self._workers: dict[str, LabWorker] = {}
+
+    def __getitem__(self, version: str) -> LabWorker:
+        if version not in self._workers:
+            self._workers[version] = LabWorker(lane_folder(version), instrument=self._instrument)
+        return self._workers[version]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(VERSIONS)
+
+    def __len__(self) -> int:
+        return len(VERSIONS)
+
+    def close(self) -> None:
+        """End the children that were started."""
+        for worker in self._workers.values():
+            worker.close()
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Labs]:
+    """Labs with the instrumentation: `lab["0.28.0"].run(scenario, tmp_path / "spans.jsonl")`."""
+    labs = Labs(instrument=True)
+    yield labs
+    labs.close()
+
+
+@pytest.fixture(scope="session")
+def bare_lab() -> Iterator[Labs]:
+    """Labs without the instrumentation, which yield vLLM's results alone: `bare_lab["0.28.0"].run(scenario)`."""
+    labs = Labs(instrument=False)
+    yield labs
+    labs.close()
