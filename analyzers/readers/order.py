@@ -6,8 +6,8 @@ import polars as pl
 
 
 def sort(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows by life and sequence; ties by evidence number, span and group."""
-    return frame.sort(["life", "sequence", "number", "span_id"] + (["group"] if "group" in frame.columns else []))
+    """Return the rows by life and sequence; ties by evidence number, group and span."""
+    return frame.sort([key for key in ("life", "sequence", "number", "group", "span_id") if key in frame.columns])
 
 
 def follow_lookups(groups: pl.DataFrame, lookups: pl.DataFrame) -> pl.DataFrame:
