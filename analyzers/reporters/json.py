@@ -1,0 +1,126 @@
+"""The analysis as one JSON object. Its schema, version 1, is documented in docs/analyze.md and only ever grows."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from analyzers.model import CLASSES, Analysis, Coverage, Finding, GroupState, LookupResult, Sequence_
+from analyzers.reporters.selection import Lookups, select_lookups
+
+SCHEMA_VERSION = 1
+
+
+def render(analysis: Analysis, lookups: Lookups = "all") -> str:
+    """Return the object as text, the same for the same analysis; `lookups` says which of them are in it."""
+    return json.dumps(to_object(analysis, lookups), indent=2, allow_nan=False) + "\n"
+
+
+def to_object(analysis: Analysis, lookups: Lookups = "all") -> dict[str, Any]:
+    """Return the object of the documented schema, made of dicts, lists and scalars."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "coverage": _coverage(analysis.coverage),
+        "replicas": [
+            {"replica": replica, "settings": _plain(settings)}
+            for replica, settings in sorted(analysis.replicas.items())
+        ],
+        "tokens": {
+            "prompt": analysis.prompt_tokens,
+            "hit": analysis.hit_tokens,
+            "lost": _lost(analysis.lost),
+        },
+        "lookups": [_lookup(lookup) for lookup in select_lookups(analysis, lookups)],
+        "sequences": [_sequence(sequence) for sequence in analysis.sequences],
+        "findings": [_finding(finding, analysis) for finding in analysis.findings],
+    }
+
+
+def _coverage(coverage: Coverage) -> dict[str, Any]:
+    return {
+        "spans": coverage.spans,
+        "replicas": coverage.replicas,
+        "lookups": coverage.lookups,
+        "missing_records": coverage.missing_records,
+        "skipped_lines": coverage.skipped_lines,
+        "foreign_spans": coverage.foreign_spans,
+        "notes": list(coverage.notes),
+    }
+
+
+def _lost(lost: Mapping[str, int]) -> dict[str, int]:
+    """Return the tokens per class in the order of the ladder, classes without a token left out."""
+    return {name: lost[name] for name in sorted(lost, key=_ladder_order) if lost[name]}
+
+
+def _ladder_order(name: str) -> tuple[int, str]:
+    return (CLASSES.index(name) if name in CLASSES else len(CLASSES), name)
+
+
+def _lookup(lookup: LookupResult) -> dict[str, Any]:
+    return {
+        "request_id": lookup.request_id,
+        "replica": lookup.replica,
+        "attempts": lookup.attempts,
+        "prompt_tokens": lookup.prompt_tokens,
+        "hit_tokens": lookup.hit_tokens,
+        "predicted_hit_tokens": lookup.predicted_hit_tokens,
+        "needed_boundary": lookup.needed_boundary,
+        "lost": _lost(lookup.lost),
+        "limiting_groups": sorted(lookup.limiting_groups),
+        "reason": lookup.reason,
+        "cause": lookup.cause,
+        "producer": lookup.producer,
+        "groups": [_group(group) for group in sorted(lookup.groups, key=lambda group: group.group)],
+    }
+
+
+def _group(group: GroupState) -> dict[str, Any]:
+    return {
+        "group": group.group,
+        "kind": group.kind,
+        "block_size": group.block_size,
+        "asked_tokens": group.asked_tokens,
+        "hit_tokens": group.hit_tokens,
+        "stored_below": group.stored_below,
+        "stored_above": group.stored_above,
+        "state": group.state,
+        "chunk_end": group.chunk_end,
+        "wanted": list(group.wanted),
+    }
+
+
+def _sequence(sequence: Sequence_) -> dict[str, Any]:
+    return {
+        "requests": list(sequence.requests),
+        "shape": sequence.shape,
+        "hits": list(sequence.hits),
+        "pattern": sequence.pattern,
+        "cause": sequence.cause,
+    }
+
+
+def _finding(finding: Finding, analysis: Analysis) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "summary": finding.summary,
+        "evidence": _plain(finding.evidence),
+        "fix": finding.fix,
+        "tokens_lost": finding.tokens_lost,
+        "lookup": None if finding.lookup is None else analysis.lookups[finding.lookup].request_id,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` as JSON can say it: keys sorted, numbers that JSON has no form for as text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(value[key]) for key in sorted(value, key=str)}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, set | frozenset):
+        return [_plain(each) for each in sorted(value, key=str)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)

@@ -1,0 +1,40 @@
+"""Which lookups a report shows, and the three heaps that a prompt's tokens fall into."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from analyzers.model import BY_DESIGN, UNEXPLAINED, UNKNOWN, Analysis, LookupResult
+
+Lookups = Literal["all", "losing", "none"]
+
+UNCERTAIN = frozenset({UNKNOWN, UNEXPLAINED})
+"""Classes that say nothing about the cache, only about the evidence: neither by design nor avoidable."""
+
+
+def select_lookups(analysis: Analysis, lookups: Lookups) -> Sequence[LookupResult]:
+    """Return all lookups, those that lost more than is by design, or none; in their order."""
+    if lookups == "none":
+        return []
+    if lookups == "all":
+        return analysis.lookups
+    return [lookup for lookup in analysis.lookups if any(avoidable(lookup.lost).values()) or doubtful(lookup)]
+
+
+def by_design(lost: Mapping[str, int]) -> dict[str, int]:
+    """Return the losses that no setting would have saved."""
+    return {name: tokens for name, tokens in lost.items() if name in BY_DESIGN}
+
+
+def avoidable(lost: Mapping[str, int]) -> dict[str, int]:
+    """Return the losses that another setting, or more room, would have saved."""
+    return {name: tokens for name, tokens in lost.items() if name not in BY_DESIGN | UNCERTAIN}
+
+
+def uncertain(lost: Mapping[str, int]) -> dict[str, int]:
+    """Return the losses that the evidence does not explain. `unexplained` is below 0 where more was hit."""
+    return {name: tokens for name, tokens in lost.items() if name in UNCERTAIN}
+
+
+def doubtful(lookup: LookupResult) -> bool:
+    """Return whether the evidence does not account for every token of the lookup."""
+    return any(uncertain(lookup.lost).values())
