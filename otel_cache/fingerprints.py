@@ -15,16 +15,10 @@ from pathlib import Path
 from otel_cache.config import Config
 from otel_cache.errors import UsageError
 from otel_cache.records import FINGERPRINT_BYTES
+from otel_cache.semconv.grid import common_grid
 
 KEY_BYTES = 32
 _SLICE = 64
-
-
-def common_grid(after: int, upto: int) -> list[int]:
-    """Positions in (after, upto] of the grid that all replicas share: 64, 128, then every 256 tokens."""
-    head = [p for p in (64, 128) if after < p <= upto]
-    first = max(256, (after // 256 + 1) * 256)
-    return head + list(range(first, upto + 1, 256))
 
 
 def load_key(config: Config) -> bytes:

@@ -115,6 +115,7 @@ def replica_attributes(scheduler: Any, configured_replica_id: str | None, key_id
         names.GROUPS_KIND: [group_kind(m) for m in managers],
         names.GROUPS_BLOCK_SIZE: [int(m.block_size) for m in managers],
         names.GROUPS_WINDOW: [group_window(m) for m in managers],
+        names.GROUPS_FLAGGED: [bool(getattr(m, "use_eagle", False)) for m in managers],
         names.GROUPS_DROPS: [drops(m) for m in managers],
         names.GROUPS_FINE_GRAINED: [bool(getattr(m, "supports_fine_grained_hash_lookup", False)) for m in managers],
         names.GROUPS_LOOKUP_ORDER: [",".join(map(str, ids)) for ids in lookup_order(coordinator)],

@@ -1,0 +1,170 @@
+"""The hit that vLLM's lookup would return over given states: each group's finder, and how the groups agree.
+
+These are the rules of vLLM's `find_longest_cache_hit` (`single_type_kv_cache_manager.py`,
+`kv_cache_coordinator.py`), restated over a predicate. All lengths in tokens; `holds(position)` says whether every
+group of the set has a key for the prefix that ends at `position`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from analyzers.settings import Group, Settings
+from otel_cache.semconv import names
+
+Holds = Callable[[int], bool]
+HoldsOf = Callable[[Group, int], bool]
+
+
+class Found(NamedTuple):
+    """What a finder matched (`matched`), and what is left of it after the drop and the alignment (`hit`)."""
+
+    matched: int
+    hit: int
+
+
+def find(group: Group, holds: Holds, limit: int, drop: bool, alignment: int) -> Found:
+    """Return the longest hit of one kind of group that ends at or below `limit`."""
+    if group.kind == names.KIND_MAMBA:
+        return _find_mamba(group, holds, limit, alignment)
+    if group.kind == names.KIND_SLIDING_WINDOW:
+        return _find_window(group, holds, limit, drop, alignment)
+    if group.kind == names.KIND_CHUNKED_LOCAL:
+        return _find_chunked(group, holds, limit)
+    return _find_full(group, holds, limit, drop, alignment)
+
+
+def _find_full(group: Group, holds: Holds, limit: int, drop: bool, alignment: int) -> Found:
+    block = group.block_size
+    length = 0
+    while length + block <= limit and holds(length + block):
+        length += block
+    if _inside_blocks(block, alignment):
+        top = min(length + block - alignment, limit // alignment * alignment)
+        length = next((p for p in range(top, length, -alignment) if holds(p)), length)
+    hit = length
+    if drop and hit:
+        hit -= min(alignment, block)
+    return Found(length, hit - hit % alignment)
+
+
+def _find_mamba(group: Group, holds: Holds, limit: int, alignment: int) -> Found:
+    block = group.block_size
+    step = alignment if _inside_blocks(block, alignment) else block
+    for position in range(limit // step * step, 0, -step):
+        if (step == alignment or position % alignment == 0) and holds(position):
+            return Found(position, position)
+    return Found(0, 0)
+
+
+def _find_window(group: Group, holds: Holds, limit: int, drop: bool, alignment: int) -> Found:
+    block = group.block_size
+    need = window_blocks(group, drop)
+    run = 0
+    length: int | None = None
+    for index in range(limit // block - 1, -1, -1):
+        if not holds((index + 1) * block):
+            run = 0
+            continue
+        if run == 0 and block != alignment and (index if drop else index + 1) * block % alignment:
+            continue
+        run += 1
+        if run >= need:
+            length = index + run
+            break
+    matched = length if length is not None else _aligned(run, block, alignment)
+    hit = _aligned(matched - 1, block, alignment) if drop and matched else matched
+    return Found(matched * block, hit * block)
+
+
+def _find_chunked(group: Group, holds: Holds, limit: int) -> Found:
+    block = group.block_size
+    length = limit // group.window * group.window // block * block
+    while length + block <= limit and holds(length + block):
+        length += block
+    return Found(length, length)
+
+
+def window_blocks(group: Group, drop: bool) -> int:
+    """Return how many blocks in a row a hit of a sliding window needs, the one to be dropped included."""
+    return -(-(group.window - 1) // group.block_size) + (1 if drop else 0)
+
+
+def _inside_blocks(block: int, alignment: int) -> bool:
+    return alignment < block and block % alignment == 0
+
+
+def _aligned(blocks: int, block: int, alignment: int) -> int:
+    while block != alignment and blocks * block % alignment:
+        blocks -= 1
+    return blocks
+
+
+def required_positions(group: Group, boundary: int) -> list[int]:
+    """Return the block ends that `group` must hold for a hit that ends at `boundary`."""
+    block = group.block_size
+    if group.kind == names.KIND_MAMBA:
+        return [boundary]
+    if group.kind == names.KIND_SLIDING_WINDOW:
+        end = boundary + (block if group.drops else 0)
+        first = max(0, end - window_blocks(group, group.drops) * block)
+        return list(range(first + block, end + 1, block))
+    if group.kind == names.KIND_CHUNKED_LOCAL:
+        first = boundary // group.window * group.window // block * block
+        return list(range(first + block, boundary + 1, block))
+    return list(range(block, boundary + 1, block))
+
+
+def agree(settings: Settings, holds: HoldsOf, limit: int, hashed: int, drop: bool = True) -> int:
+    """Return the hit on which all groups agree.
+
+    Args:
+        settings: the replica's.
+        holds: whether a group has a key for the prefix that ends at a position.
+        limit: the longest hit allowed, usually the prompt without its last token.
+        hashed: the last position that the request has a key for.
+        drop: False leaves out what speculation drops.
+
+    """
+    if len(settings.groups) == 1:
+        group = settings.groups[0]
+        return find(group, lambda p: holds(group, p), limit, drop and group.drops, group.block_size).hit
+    simple = len(settings.order) == 2 and settings.groups[settings.order[0][0]].dense
+    hit = limit
+    verified: set[int] = set()
+    dense_hits: dict[int, int] = {}
+    while True:
+        current = hit
+        for index, ids in enumerate(settings.order):
+            group = settings.groups[ids[0]]
+            if group.dense and index in dense_hits:
+                current = min(current, dense_hits[index])
+                continue
+            to_drop = drop and group.flagged and index not in verified
+            asked = current
+            if to_drop and group.drops:
+                beyond = hashed if settings.block_beyond else limit
+                asked = min(current + drop_unit(settings, group), beyond)
+            found = find(group, _all_hold(settings, ids, holds), asked, to_drop and group.drops, settings.alignment).hit
+            if to_drop:
+                verified.add(index)
+            elif found < current:
+                verified.clear()
+            current = found
+            if group.dense:
+                dense_hits[index] = found
+        if current >= hit:
+            return hit
+        hit = current
+        if simple:
+            return hit
+
+
+def drop_unit(settings: Settings, group: Group) -> int:
+    """Return what a group that drops for speculation looks beyond a hit and then gives up, in tokens."""
+    fine = settings.partial_hits and group.fine_grained and group.block_size > settings.hash_block
+    return settings.hash_block if fine else group.block_size
+
+
+def _all_hold(settings: Settings, ids: tuple[int, ...], holds: HoldsOf) -> Holds:
+    groups = [settings.groups[i] for i in ids]
+    return lambda position: all(holds(group, position) for group in groups)

@@ -1,0 +1,157 @@
+"""What one life of a replica holds, group by group, as its stores and evictions say; and what became of the rest."""
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from analyzers.finders import find
+from analyzers.model import State
+from analyzers.prompts import UNKNOWN, identities
+from analyzers.settings import Group, Settings
+from otel_cache.records import FINGERPRINT_BYTES
+from otel_cache.semconv.positions import parse_positions
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A boundary whose state a request did not leave: `masked` (computed, refused) or `not_materialized`."""
+
+    request: str
+    state: State
+    chunk_start: int | None
+    chunk_end: int | None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A key that left the cache: when (ns), by which request's allocation, `allocation`, `replaced` or `reset`."""
+
+    time: int
+    evictor: str
+    reason: str
+
+
+@dataclass
+class GroupResidency:
+    """One group: identities held now, ever held, refused, and lost."""
+
+    held: set[int] = field(default_factory=set)
+    ever: set[int] = field(default_factory=set)
+    refused: dict[int, Refusal] = field(default_factory=dict)
+    lost: dict[int, Loss] = field(default_factory=dict)
+    wanted: dict[str, list[int]] = field(default_factory=dict)
+
+
+class Residency:
+    """The cache of one life, replayed event by event."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.groups = [GroupResidency() for _ in settings.groups]
+        self.computed: set[int] = set()
+        self.ended: Loss | None = None
+
+    def store(self, row: Mapping[str, Any], chain: "array[int]") -> Iterable[int]:
+        """Apply a row of `Capture.stores`; return the identities that were registered."""
+        group = self.groups[row["group"]]
+        request = row["request_id"]
+        stored = [identity for _, identity in self._named(row["stored"], chain)]
+        group.held.update(stored)
+        group.ever.update(stored)
+        for identity in stored:
+            group.refused.pop(identity, None)
+            group.lost.pop(identity, None)
+        if not self.settings.groups[row["group"]].dense:
+            self._refuse(row, chain, group)
+            asked = [p for text in (row["stored"], row["wanted"]) for run in parse_positions(text) for p in run]
+            group.wanted.setdefault(request, []).extend(asked)
+        if not self.settings.dense_groups:
+            for column in ("stored", "masked", "not_materialized"):
+                self.computed.update(identity for _, identity in self._named(row[column], chain))
+        return stored
+
+    def evict(self, row: Mapping[str, Any]) -> None:
+        """Apply a row of `Capture.evicts`."""
+        if row["reset"]:
+            self.end(Loss(row["start"], "", "reset"))
+            return
+        if not 0 <= row["group"] < len(self.groups):
+            return
+        group = self.groups[row["group"]]
+        loss = Loss(row["start"], row["evictor_request_id"] or "", row["reason"] or "allocation")
+        values, keys = row["fingerprints"], row["keys"]
+        for start in range(0, len(values), FINGERPRINT_BYTES):
+            end = start + FINGERPRINT_BYTES
+            identity = identities(values[start:end], keys[start:end])[0]
+            group.held.discard(identity)
+            if identity in group.ever:
+                group.lost[identity] = loss
+
+    def end(self, loss: Loss) -> None:
+        """Drop everything: the cache was cleared, or this life is over."""
+        for group in self.groups:
+            group.lost.update(dict.fromkeys(group.held, loss))
+            group.held.clear()
+
+    def dense_prefix(self, chain: "array[int]", limit: int, ever: bool = False) -> int:
+        """Return how much of `chain` all dense groups hold without a gap (or ever held), at most `limit` tokens.
+
+        Without dense groups: how much of it was computed here.
+        """
+        if not self.settings.dense_groups:
+            return self._longest(lambda identity: identity in self.computed, chain, limit)
+        return min(
+            find(group, self._test(group, chain, ever), limit, False, self.settings.alignment).matched
+            for group in self.settings.dense_groups
+        )
+
+    def holds(self, group: Group, chain: "array[int]", position: int) -> bool:
+        """Whether `group` has a key for the prefix of `chain` that ends at `position`."""
+        return self._test(group, chain, False)(position)
+
+    def stored_below(self, group: Group, chain: "array[int]", position: int) -> int | None:
+        """Return the deepest position at or below `position` that `group` holds; None: there is none."""
+        unit = self.settings.hash_block
+        top = min(position // unit, len(chain))
+        held = self.groups[group.index].held
+        return next(((i + 1) * unit for i in range(top - 1, -1, -1) if chain[i] in held), None)
+
+    def stored_above(self, group: Group, chain: "array[int]", position: int) -> int | None:
+        """Return the nearest position above `position` that `group` holds; None: there is none."""
+        unit = self.settings.hash_block
+        held = self.groups[group.index].held
+        return next(((i + 1) * unit for i in range(position // unit, len(chain)) if chain[i] in held), None)
+
+    def _test(self, group: Group, chain: "array[int]", ever: bool) -> Callable[[int], bool]:
+        unit = self.settings.hash_block
+        residency = self.groups[group.index]
+        members = residency.ever if ever else residency.held
+
+        def test(position: int) -> bool:
+            index = position // unit - 1
+            return 0 <= index < len(chain) and position % unit == 0 and chain[index] in members
+
+        return test
+
+    def _longest(self, member: Callable[[int], bool], chain: "array[int]", limit: int) -> int:
+        unit = self.settings.hash_block
+        top = min(limit // unit, len(chain))
+        return next(((i + 1) * unit for i in range(top - 1, -1, -1) if member(chain[i])), 0)
+
+    def _refuse(self, row: Mapping[str, Any], chain: "array[int]", group: GroupResidency) -> None:
+        for column, state in (("masked", "masked"), ("not_materialized", "not_materialized")):
+            refusal = Refusal(row["request_id"], state, row["chunk_start"], row["chunk_end"])  # type: ignore[arg-type]
+            for _, identity in self._named(row[column], chain):
+                known = group.refused.get(identity)
+                # A state that was computed once and refused says more than one that another request never made.
+                if identity not in group.held and not (known and known.state == "masked" and state != "masked"):
+                    group.refused[identity] = refusal
+
+    def _named(self, text: str, chain: "array[int]") -> Iterable[tuple[int, int]]:
+        unit = self.settings.hash_block
+        for run in parse_positions(text):
+            for position in run:
+                index = position // unit - 1
+                if 0 <= index < len(chain) and position % unit == 0 and chain[index] != UNKNOWN:
+                    yield position, chain[index]

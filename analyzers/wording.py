@@ -1,0 +1,84 @@
+"""Sentences: what a lookup's largest avoidable loss means, in the field's words."""
+
+from collections.abc import Mapping, Sequence
+
+from analyzers import model
+from analyzers.model import GroupState
+
+_REASONS = {
+    "speculation": "it wanted {wanted}, but speculation makes a hit end one block earlier",
+    "aligned_prompt": "it wanted {wanted}, the end of a prompt that fills its last block",
+    "shared_prefix": "it wanted {wanted}; the shared prefix ends earlier",
+}
+
+
+def number(tokens: int) -> str:
+    """Write a count with thousands separators."""
+    return f"{tokens:,}"
+
+
+def group_names(states: Sequence[GroupState]) -> str:
+    """Name groups as `groups 0-2 (mamba)`."""
+    indexes = [state.group for state in states]
+    kinds = "/".join(dict.fromkeys(state.kind for state in states))
+    runs: list[list[int]] = []
+    for index in indexes:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"group{'s' if len(indexes) > 1 else ''} {text} ({kinds})"
+
+
+def cause_of(lost: Mapping[str, int], boundary: int, states: Sequence[GroupState], reason: str) -> str:
+    """Say in one sentence what the largest avoidable loss came from; "" where nothing avoidable was lost."""
+    avoidable = {cls: tokens for cls, tokens in lost.items() if cls not in model.BY_DESIGN and tokens}
+    if not avoidable:
+        return ""
+    cls = max(avoidable, key=lambda c: (abs(avoidable[c]), -model.CLASSES.index(c)))
+    tokens = number(abs(avoidable[cls]))
+    at = number(boundary)
+    return {
+        model.SHIFTED_BOUNDARY: lambda: _shifted(at, states, reason),
+        model.NOT_MATERIALIZED: lambda: _never_made(at, states, tokens, reason),
+        model.CHECKPOINT_EVICTED: lambda: (
+            f"{group_names([s for s in states if s.state == 'evicted'])} had the state at {at}, "
+            "but it was evicted before this lookup"
+        ),
+        model.EVICTED: lambda: f"{tokens} tokens of the prefix had been cached here and were evicted before this lookup",
+        model.RESET: lambda: f"{tokens} tokens of the prefix went when the cache was cleared or the replica restarted",
+        model.HELD_ELSEWHERE: lambda: f"another replica held {tokens} tokens of the prefix that this one never had",
+        model.IN_FLIGHT: lambda: f"{tokens} tokens of the prefix were still being computed by an earlier request",
+        model.ALIGNMENT: lambda: _alignment(tokens, reason),
+        model.KEY_DIFFERENCE: lambda: f"{tokens} tokens match an earlier prompt under another LoRA adapter or cache salt",
+        model.SKIPPED: lambda: "the lookup was skipped: prefix caching is off for this request",
+        model.DISCARDED: lambda: f"admission threw {tokens} tokens of the hit away",
+        model.UNKNOWN: lambda: "records are missing, so no cause can be given",
+        model.UNEXPLAINED: lambda: f"the evidence predicts a hit that differs by {tokens} tokens from vLLM's",
+    }[cls]()
+
+
+def _shifted(at: str, states: Sequence[GroupState], reason: str) -> str:
+    lacking = [state for state in states if state.state == "masked"]
+    wanted = sorted({position for state in lacking for position in state.wanted})
+    said = ", ".join(number(position) for position in wanted) or "no position"
+    why = _REASONS.get(reason, "it wanted {wanted}").format(wanted=said)
+    return f"the state of {group_names(lacking)} at {at} was computed, but the retention mask refused it: {why}"
+
+
+def _never_made(at: str, states: Sequence[GroupState], tokens: str, reason: str) -> str:
+    lacking = [state for state in states if state.state == "not_materialized"]
+    if not lacking or reason == "never_registered":
+        return f"{tokens} tokens of the prefix were in an earlier prompt, but no request ever registered them"
+    ends = sorted({state.chunk_end for state in lacking if state.chunk_end is not None})
+    chunk = f": the chunk that ran over it ended at {', '.join(number(end) for end in ends)}" if ends else ""
+    return f"{group_names(lacking)} never had a state at {at}, because no chunk ended there{chunk}"
+
+
+def _alignment(tokens: str, reason: str) -> str:
+    if "below_minimum" in reason:
+        return f"the shared prefix of {tokens} tokens is shorter than the smallest prefix that can be cached"
+    if "inside_block" in reason:
+        return f"{tokens} tokens lie inside a block that is registered at its end only"
+    return f"{tokens} tokens lie between the last position a hit can end on and what the cache held"
