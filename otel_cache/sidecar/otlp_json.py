@@ -82,10 +82,17 @@ def encode_line(spans: Sequence[SpanData]) -> bytes:
         by_resource.setdefault(span.resource, []).append(_span(span))
     scope = {"name": SCOPE, "version": VERSION}
     groups = [
-        {"resource": {"attributes": _attributes(resource.attributes)}, "scopeSpans": [{"scope": scope, "spans": group}]}
+        {"resource": _resource(resource), "scopeSpans": [{"scope": scope, "spans": group}]}
         for resource, group in by_resource.items()
     ]
     return _encoder.encode({"resourceSpans": groups}) + b"\n"
+
+
+def _resource(resource: ReplicaResource) -> msgspec.Raw:
+    # The same for every line of a replica's life: written once.
+    if resource.json is None:
+        resource.json = _encoder.encode({"attributes": _attributes(resource.attributes)})
+    return msgspec.Raw(resource.json)
 
 
 def _span(span: SpanData) -> dict[str, Any]:

@@ -22,7 +22,14 @@ DEFAULT_SERVICE_NAME = "vllm"
 
 
 class ReplicaResource(Resource):
-    """A resource that is compared by identity: the SDK's own hash writes all attributes as JSON, for every span."""
+    """A resource that is compared by identity: the SDK's own hash writes all attributes as JSON, for every span.
+
+    Attributes:
+        json: the resource as OTLP JSON, once it was written for the first time.
+
+    """
+
+    json: bytes | None = None
 
     __hash__ = object.__hash__
 

@@ -19,7 +19,7 @@ from otel_cache.sidecar.receiver import Receiver
 from otel_cache.sidecar.spans import SpanData
 
 DRAIN_SECONDS = 2.0
-ORPHAN_IDLE_SECONDS = 10.0
+ORPHAN_IDLE_SECONDS = 3.0
 POLL_SECONDS = 0.5
 
 

@@ -1,0 +1,126 @@
+"""Daemons: one per socket, of nobody's process tree, gone when idle."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from otel_cache.errors import UsageError
+from otel_cache.semconv import names
+from otel_cache.sidecar.launch import default_socket, ensure_daemon, is_listening, start_child
+
+from .support import SPANS, Peer, hello, named, read_lines, wait_until, whole_request
+
+ENSURE = "import sys;from otel_cache.sidecar.launch import ensure_daemon;ensure_daemon(*sys.argv[1:])"
+START = """
+import sys, time
+from otel_cache.sidecar.launch import start_child
+print(start_child(*sys.argv[1:]).pid, flush=True)
+time.sleep(60)
+"""
+
+
+def daemons(path: str) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "otel_cache.sidecar" in (process.info["cmdline"] or []) and path in process.info["cmdline"]
+    ]
+
+
+def test_many_processes_start_one_daemon(socket_path, tmp_path):
+    out = tmp_path / "out.jsonl"
+    starters = [subprocess.Popen([sys.executable, "-c", ENSURE, socket_path, str(out)]) for _ in range(4)]
+    try:
+        assert [starter.wait(60) for starter in starters] == [0] * 4
+        (daemon,) = daemons(socket_path)
+        assert daemon.pid not in {child.pid for child in psutil.Process().children(recursive=True)}
+        assert os.getsid(daemon.pid) != os.getsid(0)
+        assert daemon.cwd() == "/"
+        assert "--exit-when-idle" in daemon.cmdline()
+        peer = Peer(socket_path, hello())
+        peer.send(*whole_request())
+        peer.close()
+        wait_until(lambda: named(read_lines(out), names.REQUEST))
+    finally:
+        for process in daemons(socket_path):
+            process.terminate()
+            process.wait(30)
+    assert not is_listening(socket_path)
+
+
+def test_a_listening_sidecar_is_used(start, socket_path, tmp_path):
+    start(tmp_path / "out.jsonl")
+    ensure_daemon(socket_path, str(tmp_path / "other.jsonl"))
+
+    assert len(daemons(socket_path)) == 1
+    assert not (tmp_path / "other.jsonl").exists()
+
+
+def test_a_daemon_that_cannot_start_is_an_error(socket_path, tmp_path):
+    with pytest.raises(UsageError, match="did not come up"):
+        ensure_daemon(socket_path, str(tmp_path / "missing" / "out.jsonl"))
+
+
+def test_a_sidecar_leaves_when_idle(socket_path, tmp_path):
+    out = tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "otel_cache.sidecar", "--socket", socket_path, "--out", str(out)]
+    sidecar = subprocess.Popen([*command, "--exit-when-idle", "0.1"], stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: is_listening(socket_path))
+    peer = Peer(socket_path, hello())
+    peer.send(*whole_request())
+    peer.close()
+
+    assert sidecar.wait(20) == 0
+    assert f"{SPANS} spans written" in sidecar.stderr.read()
+    sidecar.stderr.close()
+    assert not Path(socket_path).exists()
+
+
+def test_a_child_outlives_its_starter_only_until_it_is_idle(socket_path, tmp_path):
+    starter = subprocess.Popen([sys.executable, "-c", START, socket_path, str(tmp_path / "o")], stdout=subprocess.PIPE)
+    pid = int(starter.stdout.readline())
+    peer = Peer(socket_path, hello())
+    starter.kill()
+    starter.wait()
+    starter.stdout.close()
+    peer.send(*whole_request())
+    wait_until(lambda: named(read_lines(tmp_path / "o"), names.REQUEST))
+    peer.close()
+
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 30)
+
+
+def test_the_sidecar_is_not_instrumented_and_finds_its_package(socket_path, tmp_path, monkeypatch):
+    shadow = tmp_path / "lane"
+    shadow.mkdir()
+    (shadow / "logging.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(shadow)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("OTEL_PYTHON_VLLM_CACHE_ENABLED", "true")
+    child = start_child(socket_path, "out.jsonl")
+    environment = psutil.Process(child.pid).environ()
+
+    assert child.stop() == 0
+    assert "OTEL_PYTHON_VLLM_CACHE_ENABLED" not in environment
+    assert environment["PYTHONPATH"].startswith(str(tmp_path))
+    assert (shadow / "out.jsonl").exists()
+
+
+def test_the_default_socket_is_this_user_s_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert default_socket() == str(tmp_path / "otel-cache" / "sidecar.sock")
+    assert (tmp_path / "otel-cache").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "otel-cache").chmod(0o777)
+    with pytest.raises(UsageError, match="alone"):
+        default_socket()
+
+
+def test_launch_needs_only_the_standard_library():
+    code = "import sys;import otel_cache.sidecar.launch;print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+    assert not {"msgspec", "grpc", "opentelemetry", "polars", "click", "vllm"} & set(loaded)

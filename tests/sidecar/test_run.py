@@ -1,0 +1,86 @@
+"""`otel-cache run` as a process: exit codes, signals, and a complete file."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analyzers.cli.supervise import traced_environment
+from otel_cache.semconv import names
+
+from .support import SPANS, named, read_lines
+
+RUN = [str(Path(sys.executable).with_name("otel-cache")), "run"]
+ROOT = Path(__file__).parents[2]
+SEND = """
+import os, sys
+sys.path.insert(0, {tests!r})
+from sidecar.support import Peer, hello, whole_request
+Peer(os.environ["OTEL_PYTHON_VLLM_CACHE_SOCKET"], hello()).send(*whole_request())
+"""
+
+
+def run(*arguments: str, **options):
+    return subprocess.run([*RUN, *arguments], capture_output=True, text=True, timeout=60, cwd=ROOT, **options)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["true"], 0),
+        (["false"], 1),
+        (["sh", "-c", "exit 7"], 7),
+        (["sh", "-c", "kill -TERM $$"], 128 + signal.SIGTERM),
+        (["sh", "-c", "kill -KILL $$"], 128 + signal.SIGKILL),
+        (["no-such-command"], 127),
+        (["/etc/hostname"], 126),
+    ],
+)
+def test_the_exit_code_is_the_command_s(tmp_path, words, code):
+    assert run("--out", str(tmp_path / "o.jsonl"), "--", *words).returncode == code
+
+
+def test_the_file_is_complete(tmp_path):
+    out = tmp_path / "o.jsonl"
+    result = run("--out", str(out), "--", sys.executable, "-c", SEND.format(tests=str(ROOT / "tests")))
+
+    assert result.returncode == 0, result.stderr
+    assert len(named(read_lines(out), names.REQUEST)) == 1
+    assert result.stderr == f"otel-cache: {SPANS} spans written to {out}\n"
+
+
+@pytest.mark.parametrize("out", ["missing/o.jsonl", "."])
+def test_a_file_that_cannot_be_is_said_before_the_command_starts(tmp_path, out):
+    result = run("--out", str(tmp_path / out), "--", "touch", str(tmp_path / "started"))
+
+    assert result.returncode == 2
+    assert "--out" in result.stderr
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_signals_are_passed_on(tmp_path, number):
+    script = f"trap 'echo got; exit 3' {number.name[3:]}; echo ready; while :; do sleep 0.05; done"
+    command = [*RUN, "--out", str(tmp_path / "o.jsonl"), "--", "sh", "-c", script]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
+    assert process.stdout.readline() == "ready\n"
+    os.kill(process.pid, number)
+    output, _ = process.communicate(timeout=30)
+
+    assert (process.returncode, output) == (3, "got\n")
+
+
+def test_the_environment_leads_to_the_sidecar():
+    environ = {"VLLM_PLUGINS": "lora", "PATH": "/bin"}
+    environment = traced_environment(["vllm", "serve", "m", "--port", "8123"], "/tmp/s", environ)
+
+    assert environment["OTEL_PYTHON_VLLM_CACHE_ENABLED"] == "true"
+    assert environment["OTEL_PYTHON_VLLM_CACHE_SOCKET"] == "/tmp/s"
+    assert environment["VLLM_PLUGINS"] == "lora,otel_cache"
+    assert environment["OTEL_PYTHON_VLLM_CACHE_REPLICA_ID"].endswith(":8123")
+    plain = traced_environment(["vllm", "serve", "--port=9"], "/tmp/s", {"OTEL_PYTHON_VLLM_CACHE_REPLICA_ID": "mine"})
+    assert plain["OTEL_PYTHON_VLLM_CACHE_REPLICA_ID"] == "mine"
+    assert "VLLM_PLUGINS" not in plain
