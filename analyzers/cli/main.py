@@ -1,0 +1,100 @@
+"""The command group `otel-cache`, and the one place where errors become exit codes.
+
+0: done. 1: kept for findings. 2: wrong usage or input (a sentence on stderr). 130: interrupted. 141: nobody reads
+the output. Anything else comes from a command that `otel-cache run` ran.
+"""
+
+import contextlib
+import difflib
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from otel_cache.errors import OtelCacheError
+from otel_cache.package import VERSION
+
+VERBS = {
+    "analyze": "Say why prompt tokens were not served from the prefix cache.",
+    "lab": "Run vLLM's own scheduler on a CPU, from a scenario.",
+    "run": "Run vLLM with the prefix cache traced.",
+    "sidecar": "Run the process that builds spans and exports them.",
+}
+INTERRUPTED = 130
+NOBODY_READS = 141
+
+
+class _Verbs(click.Group):
+    """A group whose commands are `analyzers.cli.<verb>.command`, imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(f"analyzers.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(VERBS)}."
+            ctx.fail(f"no such command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="otel-cache")
+def commands() -> None:
+    """Say why an LLM server's prefix cache missed.
+
+    \b
+    Example:
+      otel-cache run --out spans.jsonl -- vllm serve MODEL
+      otel-cache analyze spans.jsonl
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line, `sys.argv` by default, and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # An id that the terminal has no letters for must not end the report.
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        code: Any = commands.main(arguments, prog_name="otel-cache", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except OtelCacheError as error:
+        click.echo(f"Error: {error}", err=True)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        return NOBODY_READS
+
+
+def _discard_output() -> None:
+    """Point stdout nowhere: what is left in its buffer has no reader, and the interpreter flushes it at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

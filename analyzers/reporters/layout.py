@@ -1,0 +1,76 @@
+"""Lines of a text report: columns, wrapping, numbers. No line is longer than its width, whatever is put into it."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import Literal
+
+GAP = 2
+Align = Literal["<", ">"]
+
+
+def count(number: int, one: str, several: str | None = None) -> str:
+    """Write a number with its noun: `1 lookup`, `1,200 lookups`."""
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
+def percent(part: int, whole: int) -> str:
+    """Write a share of `whole`; nothing where there is no whole."""
+    return f"{100 * part / whole:.1f} %" if whole else ""
+
+
+def printable(text: str) -> str:
+    """Return `text` on one line, without what a terminal would take for a command."""
+    return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut the middle out of an identifier that is longer than `width` characters: its ends tell it apart."""
+    text = printable(text)
+    if len(text) <= width:
+        return text
+    left = (width - 2) * 2 // 3
+    return text[:left] + ".." + text[len(text) - (width - 2 - left) :]
+
+
+def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
+    """Return a sentence as lines of at most `width` characters; words that are longer are broken."""
+    return textwrap.wrap(
+        printable(text), width, initial_indent=indent, subsequent_indent=indent if hanging is None else hanging,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], aligned: Sequence[Align], width: int, indent: str = ""
+) -> list[str]:
+    """Return a header and rows in columns. The last column is a sentence: it is wrapped, below its row if need be."""
+    if not rows:
+        return []
+    cells = [header, *rows]
+    sizes = [max(len(row[index]) for row in cells) for index in range(len(header) - 1)]
+    left = len(indent) + sum(size + GAP for size in sizes)
+    # Where less than a word or two fits beside the columns, the sentence goes below them.
+    beside = width - left >= min(24, max(len(row[-1]) for row in cells))
+    lines: list[str] = []
+    for row in cells:
+        fields = [f"{cell:{align}{size}}" for cell, align, size in zip(row, aligned, sizes, strict=False)]
+        line = indent + (" " * GAP).join(fields)
+        if beside:
+            margin = " " * left
+            sentence = wrap(row[-1], width, margin) or [""]
+            lines.append((line + " " * GAP + sentence[0][left:]).rstrip())
+            lines.extend(sentence[1:])
+        else:
+            lines.extend(wrap_columns(line, width))
+            if row is not header:
+                lines.extend(wrap(row[-1], width, indent + " " * 4))
+    return lines
+
+
+def wrap_columns(line: str, width: int) -> list[str]:
+    """Return a row of columns as it is, or as words on several lines where it is wider than `width`."""
+    line = line.rstrip()
+    if len(line) <= width:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return wrap(line, width, indent, indent + " " * 4)
