@@ -3,7 +3,7 @@
 import click
 
 
-@click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command("run", context_settings={"allow_interspersed_args": False})
 @click.option("--out", metavar="FILE", help="Write every span there: Parquet if it ends in .parquet, else OTLP JSON.")
 @click.option("--endpoint", metavar="URL", help="Export by OTLP to this endpoint.")
 @click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)

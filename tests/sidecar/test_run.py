@@ -1,6 +1,7 @@
 """`otel-cache run` as a process: exit codes, signals, and a complete file."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -84,3 +85,21 @@ def test_the_environment_leads_to_the_sidecar():
     plain = traced_environment(["vllm", "serve", "--port=9"], "/tmp/s", {"OTEL_PYTHON_VLLM_CACHE_REPLICA_ID": "mine"})
     assert plain["OTEL_PYTHON_VLLM_CACHE_REPLICA_ID"] == "mine"
     assert "VLLM_PLUGINS" not in plain
+
+
+def test_ctrl_c_reaches_the_command_once_and_spares_the_sidecar(tmp_path):
+    out = tmp_path / "o.jsonl"
+    script = (
+        "n=0; trap 'n=$((n+1))' INT; echo ready; i=0; while [ $i -lt 20 ]; do sleep 0.05; i=$((i+1)); done; exit $n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(RUN[0], [*RUN, "--out", str(out), "--", "bash", "-c", script])
+    while b"ready" not in os.read(terminal, 100):
+        pass
+    os.write(terminal, b"\x03")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert out.exists()
