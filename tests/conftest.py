@@ -2,18 +2,12 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
+from vllm_versions import VERSIONS, lane_folder, missing_vllm
 
 from analyzers.vllm_lab.run import LabWorker
 
-ROOT = Path(__file__).parents[1]
-INSTALLED = "0.32.0"
-"""The vLLM that lies in the tests' own environment; the others are lanes."""
-LANES = ("0.28.0", "0.33.0")
-VERSIONS = ("0.28.0", INSTALLED, "0.33.0")
 WITHOUT = "--without-vllm"
 
 # Without its bytecode cache every import of vLLM takes a minute instead of seconds.
@@ -57,26 +51,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Say that a run without vLLM is not the whole."""
     if config.getoption(WITHOUT):
         terminalreporter.write_line(f"{_left_out} tests that run the real vLLM were left out by {WITHOUT}")
-
-
-def missing_vllm() -> str | None:
-    """Return what is missing of the vLLM versions that the tests need."""
-    if find_spec("vllm") is None:
-        return f"vLLM {INSTALLED} is not installed in this environment"
-    for version in LANES:
-        folder = ROOT / ".lanes" / version
-        if not (folder / "vllm" / "__init__.py").is_file():
-            return f"vLLM {version} is not in {folder.relative_to(ROOT)}"
-    return None
-
-
-def lane_folder(version: str) -> Path | None:
-    """Return the folder of a vLLM version; None for the one that is installed in the tests' environment."""
-    if version == INSTALLED:
-        return None
-    if version not in LANES:
-        raise LookupError(f"vLLM {version} is none of {', '.join(VERSIONS)}")
-    return ROOT / ".lanes" / version
 
 
 class Labs(Mapping[str, LabWorker]):

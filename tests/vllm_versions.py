@@ -1,0 +1,30 @@
+"""The vLLM versions that the tests run, and where they lie."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+INSTALLED = "0.32.0"
+"""The vLLM that lies in the tests' own environment; the others are lanes."""
+LANES = ("0.28.0", "0.33.0")
+VERSIONS = ("0.28.0", INSTALLED, "0.33.0")
+
+
+def lane_folder(version: str) -> Path | None:
+    """Return the folder of a vLLM version; None for the one that is installed in the tests' environment."""
+    if version == INSTALLED:
+        return None
+    if version not in LANES:
+        raise LookupError(f"vLLM {version} is none of {', '.join(VERSIONS)}")
+    return ROOT / ".lanes" / version
+
+
+def missing_vllm() -> str | None:
+    """Return what is missing of the vLLM versions that the tests need."""
+    if find_spec("vllm") is None:
+        return f"vLLM {INSTALLED} is not installed in this environment"
+    for version in LANES:
+        folder = ROOT / ".lanes" / version
+        if not (folder / "vllm" / "__init__.py").is_file():
+            return f"vLLM {version} is not in {folder.relative_to(ROOT)}"
+    return None
