@@ -72,7 +72,7 @@ class Capture:
             `group` i32, `stored`, `masked`, `not_materialized`, `wanted` str (positions as exported), `first` i64
             (null where absent), `values` binary.
         evicts: a row per evict span and group: `group` i32, `positions` str, `fingerprints`, `keys` binary,
-            `ages` list[i64], `evictor_request_id` str, `reset` bool (a reset has no group: -1).
+            `ages` list[i64] (ms), `evictor_request_id`, `reason` str, `reset` bool (a reset has no group: -1).
         steps: `index`, `prefill_tokens`, `decode_tokens`, `running_requests`, `waiting_requests`,
             `preempted_requests`, i64, `execute_duration` f64 (seconds, null where unknown).
         spans: number of spans read, other programs' spans not counted.

@@ -101,10 +101,13 @@ class Residency:
         """
         if not self.settings.dense_groups:
             return self._longest(lambda identity: identity in self.computed, chain, limit)
-        return min(
-            find(group, self._test(group, chain, ever), limit, False, self.settings.alignment).matched
+        # A block that is held beyond `limit` holds the tokens before it too, so the whole chain is looked at.
+        whole = len(chain) * self.settings.hash_block
+        held = (
+            find(group, self._test(group, chain, ever), whole, False, self.settings.alignment).matched
             for group in self.settings.dense_groups
         )
+        return min(limit, *held)
 
     def holds(self, group: Group, chain: "array[int]", position: int) -> bool:
         """Whether `group` has a key for the prefix of `chain` that ends at `position`."""

@@ -126,7 +126,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """`Scheduler.schedule` returned. `chunks` are the requests that prefill or that stored something in this step.
 
     `admitted` maps the requests that this step took up to the tokens that admission found computed; `finished` and
-    `preempted` are request ids; `usage` is the share of the block pool in use, 0 to 1.
+    `preempted` are request ids; `usage` is the share of the block pool in use, 0 to 1. `owners` names, for the blocks
+    whose keys left the cache in this step, the request that was given the block.
     """
 
     sequence: int
@@ -144,6 +145,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     finished: list[str]
     preempted: list[str]
     usage: float
+    owners: dict[int, str]
 
 
 class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="done"):
@@ -159,10 +161,10 @@ class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="done"):
 class Evict(msgspec.Struct, frozen=True, array_like=True, tag="evict"):
     """The last copies of some keys of one group left the cache.
 
-    `positions` and `fingerprints` run in parallel; a fingerprint that is not known any more is eight zero bytes.
-    `keys` are the digests of the extra keys, in parallel; `ages` the time since each was stored, in ns. `evictor` is
-    the request whose allocation did it, "" where no request did; `reason` is "allocation", or "replaced" where the
-    block's own request registered it anew under another position.
+    `positions`, `fingerprints`, `keys` (digests of the extra keys), `ages` (time since each was stored, ns) and
+    `blocks` (ids of the blocks that carried them) run in parallel; a fingerprint that is not known any more is eight
+    zero bytes. `reason` is "allocation", or "replaced" where the block's own request registered it anew under
+    another position. Whose allocation it was, the step's `owners` tell.
     """
 
     sequence: int
@@ -173,8 +175,8 @@ class Evict(msgspec.Struct, frozen=True, array_like=True, tag="evict"):
     fingerprints: list[bytes]
     keys: list[bytes]
     ages: list[int]
-    evictor: str
-    reason: str = "allocation"
+    blocks: list[int]
+    reason: str
 
 
 class Reset(msgspec.Struct, frozen=True, array_like=True, tag="reset"):

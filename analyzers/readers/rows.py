@@ -140,6 +140,7 @@ def evict_rows(span: FlatSpan) -> list[Row]:
     """Return a row for each group that lost keys; one without a group for a reset, or for mere missing records."""
     attributes = span.attributes
     evictor = text_or(attributes, names.EVICT_EVICTOR_REQUEST_ID, "")
+    reason = text_or(attributes, names.EVICT_REASON, "")
     reset = flag(attributes, names.EVICT_RESET)
     if not reset and not attributes.get(names.GROUP_IDS):
         # Nothing went: the span says, at the end of a connection, how many records never came.
@@ -149,7 +150,7 @@ def evict_rows(span: FlatSpan) -> list[Row]:
     else:
         shared = _shared(span)
     if reset or not attributes.get(names.GROUP_IDS):
-        return [(*shared, NO_GROUP, "", b"", b"", [], evictor, reset)]
+        return [(*shared, NO_GROUP, "", b"", b"", [], evictor, reason, reset)]
     groups = _groups(attributes)
     blocks = integers(attributes, names.EVICT_BLOCKS)
     ages = integers(attributes, names.EVICT_AGE)
@@ -165,7 +166,7 @@ def evict_rows(span: FlatSpan) -> list[Row]:
         if values and len(values) != count * FINGERPRINT_BYTES:
             raise SpanError(f"{names.EVICT_FINGERPRINTS} and {names.EVICT_POSITIONS} differ in number")
         age = ages[index : index + 1] if len(ages) == len(groups) else []
-        rows.append((*shared, group, written[index], values, _keys(keys[index], count), age, evictor, False))
+        rows.append((*shared, group, written[index], values, _keys(keys[index], count), age, evictor, reason, False))
     return rows
 
 

@@ -73,6 +73,7 @@ EVICTS: Schema = {
     "keys": pl.Binary(),
     "ages": pl.List(pl.Int64()),
     "evictor_request_id": pl.String(),
+    "reason": pl.String(),
     "reset": pl.Boolean(),
 }
 

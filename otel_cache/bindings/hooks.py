@@ -276,7 +276,7 @@ def evict(original: Function, context: Context) -> Function:
             except Exception as error:
                 swallow("the evict hook", error)
         result = original(self, *args, **kwargs)
-        if leaving:
+        if replica and leaving:
             try:
                 _emit_removed(replica, self, leaving, "allocation", context.emit)
             except Exception as error:
@@ -311,9 +311,9 @@ def _keys_of(pool: Any, blocks: Sequence[Any]) -> list[tuple[int, Any]]:
 
 
 def _emit_removed(replica: Replica, pool: Any, removed: list[tuple[int, Any]], reason: str, emit: Emit) -> None:
-    """Report those of `removed` of which no copy is left: one copy of several is no loss."""
+    """Report those of `removed` of which no copy is left, each once: one copy of several is no loss."""
     cache = pool.cached_block_hash_to_block
-    gone = [entry for entry in removed if cache.get_one_block(entry[1]) is None]
+    gone = {key: block for block, key in removed if cache.get_one_block(key) is None}
     if gone:
         emit(pack.evict, replica, now(), gone, reason)
 

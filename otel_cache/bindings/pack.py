@@ -3,7 +3,7 @@
 Each function returns records that lack only their number, as functions of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -154,10 +154,34 @@ def _store(
     )
 
 
-def evict(replica: Replica, time: int, removed: Sequence[tuple[int, Any]], reason: str) -> list[Numbered]:
-    """Keys left the cache: kept until the step tells whose allocation it was. `removed`: (block id, key)."""
-    replica.evictions.append((time, removed, reason))
-    return []
+def evict(replica: Replica, time: int, removed: Mapping[Any, int], reason: str) -> list[Numbered]:
+    """Keys left the cache. `removed`: block id by key."""
+    grouped: dict[int, list[tuple[int, Known]]] = {}
+    for key, block in removed.items():
+        known = replica.known.pop(key, None)
+        if known is None:  # stored before the instrumentation saw this scheduler
+            known = Known(replica.group_of(key), 0, _LOST, b"", time)
+        grouped.setdefault(known.group, []).append((block, known))
+        if reason == "allocation":
+            replica.evicted_blocks.add(block)
+    return [partial(_evict, replica.handle, time, group, lost, reason) for group, lost in grouped.items()]
+
+
+def _evict(
+    handle: int, time: int, group: int, lost: Sequence[tuple[int, Known]], reason: str, number: int
+) -> Evict:
+    return Evict(
+        sequence=number,
+        replica=handle,
+        time=time,
+        group=group,
+        positions=[known.position for _, known in lost],
+        fingerprints=[known.fingerprint for _, known in lost],
+        keys=[known.key for _, known in lost],
+        ages=[max(time - known.time, 0) for _, known in lost],
+        blocks=[block for block, _ in lost],
+        reason=reason,
+    )
 
 
 def step(
@@ -188,59 +212,43 @@ def step(
             chunks.append(Chunk(name, done, done + count, prefill))
     replica.storing.clear()
     finished = list(output.finished_req_ids)
-    records = _evictions(replica, output)
+    owners = _block_owners(replica, output)
     preempted = list(getattr(output, "preempted_req_ids", None) or ())
-    records.append(
-        lambda n: StepRecord(
-            n, replica.handle, index, start, end, running, waiting, len(scheduled), prefill_tokens, decode_tokens,
-            chunks, admitted, finished, preempted, usage,
-        )  # fmt: skip
-    )
     for name in finished:
         replica.requests.pop(name, None)
-    return records
-
-
-def _evictions(replica: Replica, output: Any) -> list[Numbered]:
-    if not replica.evictions:
-        return []
-    owners = _block_owners(output)
-    grouped: dict[tuple[int, str, str], tuple[int, list[Known]]] = {}
-    for time, removed, reason in replica.evictions:
-        for block, key in removed:
-            known = replica.known.pop(key, None)
-            if known is None:  # stored before the instrumentation saw this scheduler
-                known = Known(-1, 0, _LOST, b"", time)
-            evictor = owners.get(block, "") if reason == "allocation" else ""
-            grouped.setdefault((known.group, evictor, reason), (time, []))[1].append(known)
-    replica.evictions.clear()
     return [
-        partial(_evict, replica.handle, time, group, evictor, reason, lost)
-        for (group, evictor, reason), (time, lost) in grouped.items()
+        lambda n: StepRecord(
+            sequence=n,
+            replica=replica.handle,
+            index=index,
+            start=start,
+            end=end,
+            running=running,
+            waiting=waiting,
+            scheduled=len(scheduled),
+            prefill_tokens=prefill_tokens,
+            decode_tokens=decode_tokens,
+            chunks=chunks,
+            admitted=admitted,
+            finished=finished,
+            preempted=preempted,
+            usage=usage,
+            owners=owners,
+        )
     ]
 
 
-def _evict(handle: int, time: int, group: int, evictor: str, reason: str, lost: list[Known], number: int) -> Evict:
-    return Evict(
-        sequence=number,
-        replica=handle,
-        time=time,
-        group=group,
-        positions=[known.position for known in lost],
-        fingerprints=[known.fingerprint for known in lost],
-        keys=[known.key for known in lost],
-        ages=[time - known.time for known in lost],
-        evictor=evictor,
-        reason=reason,
-    )
-
-
-def _block_owners(output: Any) -> dict[int, str]:
-    """Return which request was given a block in this step: the one whose allocation pushed its old content out."""
+def _block_owners(replica: Replica, output: Any) -> dict[int, str]:
+    """Return which requests were given the blocks whose keys were pushed out in this step."""
+    if not replica.evicted_blocks:
+        return {}
     tables = [(new.req_id, new.block_ids) for new in output.scheduled_new_reqs]
     cached = output.scheduled_cached_reqs
     tables += [(name, ids) for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True) if ids]
-    return {block: name for name, table in tables for blocks in table for block in blocks}
+    evicted = replica.evicted_blocks
+    owners = {block: name for name, table in tables for blocks in table for block in blocks if block in evicted}
+    evicted.clear()
+    return owners
 
 
 def done(replica: Replica, index: int, start: int, end: int) -> list[Numbered]:
@@ -251,5 +259,4 @@ def done(replica: Replica, index: int, start: int, end: int) -> list[Numbered]:
 def reset(replica: Replica, time: int) -> list[Numbered]:
     """The prefix cache was cleared."""
     replica.known.clear()
-    replica.evictions.clear()
     return [lambda n: Reset(n, replica.handle, time)]

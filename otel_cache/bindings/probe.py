@@ -26,6 +26,22 @@ def find_class(module: str, name: str) -> type:
     return found
 
 
+def find_function(module: str, name: str) -> Callable[..., Any]:
+    """Return vLLM's function `name` of `module`.
+
+    Raises:
+        BindingError: there is no such module or function.
+
+    """
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise BindingError(f"vLLM has no module {module} that can be imported ({error})") from error
+    if not callable(found):
+        raise BindingError(f"vLLM has no function {module}.{name}")
+    return found  # type: ignore[no-any-return]
+
+
 def find_method(owner: type, name: str) -> Any:
     """Return what `owner` itself defines under `name`: a function, a class method, ...
 
@@ -76,6 +92,7 @@ def optional_getter(function: Callable[..., Any], *names: str) -> Getter:
 def subclasses(owner: type) -> list[type]:
     """Return `owner` and all its subclasses, each once."""
     found: dict[type, None] = {owner: None}
+    child: type
     for child in owner.__subclasses__():
         found.update(dict.fromkeys(subclasses(child)))
     return list(found)

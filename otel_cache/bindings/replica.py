@@ -3,11 +3,12 @@
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from otel_cache.bindings import settings
+from otel_cache.bindings.probe import find_function
 from otel_cache.fingerprints import Chain, digest
 from otel_cache.semconv import names
 
@@ -61,15 +62,14 @@ class Replica:
     partial_hits: bool
     fingerprint_key: bytes
     pool: Any
+    group_of: Callable[[Any], int]
     passes: list[tuple[Any, ...]] | None = None
     steps: int = 0
-    partial_keys: set[Any] = field(default_factory=set)
 
-    announced: bool = False
     requests: OrderedDict[str, RequestState] = field(default_factory=OrderedDict)
     known: dict[Any, Known] = field(default_factory=dict)
     storing: set[str] = field(default_factory=set)
-    evictions: list[tuple[int, Sequence[tuple[int, Any]], str]] = field(default_factory=list)
+    evicted_blocks: set[int] = field(default_factory=set)
 
     def request_state(self, request: Any) -> RequestState:
         """Return the state of a live `request`, made on first sight."""
@@ -109,6 +109,7 @@ def attach(scheduler: Any, configured_replica_id: str | None, fingerprint_key: b
         partial_hits=attributes[names.PARTIAL_HITS],
         fingerprint_key=fingerprint_key,
         pool=pool,
+        group_of=find_function("vllm.v1.core.kv_cache_utils", "get_group_id"),
     )
     pools = {id(m.block_pool): m.block_pool for m in manager.coordinator.single_type_managers}
     for owner in (scheduler, manager, pool, *pools.values()):

@@ -12,7 +12,7 @@ from otel_cache.errors import OtelCacheError
 from otel_cache.faults import swallow
 from otel_cache.package import VERSION
 from otel_cache.pipeline.ring import Ring
-from otel_cache.records import PROTOCOL_VERSION, Batch, Hello, Record, encode_frame
+from otel_cache.records import PROTOCOL_VERSION, Batch, Hello, Record, Replica, encode_frame
 from otel_cache.sidecar.launch import default_socket, ensure_daemon
 
 INTERVAL = 0.02
@@ -39,10 +39,11 @@ class Sender:
             Hello(PROTOCOL_VERSION, os.urandom(16).hex(), os.getpid(), time.time_ns(), VERSION)
         )
         self._sequence = 0
-        self._dropped_seen = 0
+        self._dropped_seen = ring.dropped
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-        self._prologue: list[bytes] = []
+        self._replicas: list[Record] = []
+        self._introduced = False
         self._socket: socket.socket | None = None
         self._next_connect = 0.0
         self._wake = threading.Event()
@@ -96,8 +97,11 @@ class Sender:
             pack, *arguments = event
             try:
                 for number in pack(*arguments):
-                    records.append(number(self._sequence))
+                    record = number(self._sequence)
+                    records.append(record)
                     self._sequence += 1
+                    if isinstance(record, Replica):
+                        self._replicas.append(record)
             except Exception as error:
                 self._sequence += 1
                 swallow("packing a record", error)
@@ -143,8 +147,10 @@ class Sender:
             connection.settimeout(SEND_TIMEOUT_SECONDS)
             connection.connect(path)
             connection.sendall(self._hello)
-            for frame in self._prologue:
-                connection.sendall(frame)
+            # A sidecar that was started anew does not know the replicas; the records of the first connection follow.
+            if self._introduced and self._replicas:
+                connection.sendall(encode_frame(Batch(self._ring.dropped, self._replicas)))
+            self._introduced = True
         except (OSError, OtelCacheError) as error:
             connection.close()
             swallow("connecting to the sidecar", error)

@@ -1,8 +1,13 @@
-"""What is gathered during a step until its record arrives: stores per request, evictions per evictor."""
+"""What is gathered during a step until its record arrives.
 
-from collections.abc import Iterable
+Records that follow one another and are of one kind and one request become one span. A record of another kind in
+between begins a new one, so that spans in the order of their first records tell what happened in its true order.
+"""
 
-from otel_cache.records import Chunk, Evict, Reset, Span, Store
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from otel_cache.records import Chunk, Evict, Span, Store
 from otel_cache.semconv import names
 from otel_cache.semconv.positions import format_positions
 from otel_cache.sidecar.encoding import encode_bytes, encode_fingerprints
@@ -12,7 +17,7 @@ NANOSECONDS_PER_MILLISECOND = 1_000_000
 
 
 class GatheredStores:
-    """The stores of one request in one step; `start` and `end` in ns since the epoch."""
+    """Stores of one request in one step, one after the other; `start` and `end` in ns since the epoch."""
 
     def __init__(self, first: Store) -> None:
         """Begin with the request's first store of the step."""
@@ -20,7 +25,8 @@ class GatheredStores:
         self.sequence = first.sequence
         self.start = self.end = first.time
         self._groups: dict[int, tuple[list[Span], list[Span], list[Span], list[Span]]] = {}
-        self._named = first
+        self._first = 0
+        self._fingerprints = b""
         self.add(first)
 
     def add(self, record: Store) -> None:
@@ -29,8 +35,13 @@ class GatheredStores:
         runs = self._groups.setdefault(record.group, ([], [], [], []))
         for known, new in zip(runs, (record.stored, record.masked, record.missing, record.wanted), strict=True):
             known.extend(run for run in new if run not in known)
-        if len(record.fingerprints) > len(self._named.fingerprints):
-            self._named = record
+        if record.fingerprints:
+            self._first = self._first or record.first_fingerprint
+            self._fingerprints += record.fingerprints
+
+    def takes(self, record: Store) -> bool:
+        """Whether `record` belongs into the same span."""
+        return record.request == self.request
 
     def attributes(self, chunk: Chunk | None) -> dict[str, Value]:
         """Return the span's attributes; without a chunk of the step the state came from elsewhere."""
@@ -45,75 +56,79 @@ class GatheredStores:
         keys = (names.STORE_STORED, names.STORE_MASKED, names.STORE_NOT_MATERIALIZED, names.STORE_WANTED)
         for index, key in enumerate(keys):
             attributes[key] = [format_positions(self._groups[group][index]) for group in groups]
-        if self._named.fingerprints:
-            attributes[names.FINGERPRINT_FIRST] = self._named.first_fingerprint
-            attributes[names.FINGERPRINT_VALUES] = encode_fingerprints(self._named.fingerprints)
+        if self._fingerprints:
+            attributes[names.FINGERPRINT_FIRST] = self._first
+            attributes[names.FINGERPRINT_VALUES] = encode_fingerprints(self._fingerprints)
         return attributes
 
 
 class GatheredEvicts:
-    """What one request's allocations pushed out in one step; `start` and `end` in ns since the epoch."""
+    """Keys that left the cache in one step, one after the other; `start` and `end` in ns since the epoch."""
 
     def __init__(self, first: Evict) -> None:
-        """Begin with the evictor's first eviction of the step."""
-        self.evictor = first.evictor
+        """Begin with the first eviction."""
+        self.reason = first.reason
         self.sequence = first.sequence
         self.start = self.end = first.time
-        self._groups: dict[int, list[Evict]] = {}
-        self.add(first)
+        self._records = [first]
+
+    def takes(self, record: Evict) -> bool:
+        """Whether `record` belongs with these."""
+        return record.reason == self.reason
 
     def add(self, record: Evict) -> None:
-        """Take another eviction of this evictor in."""
+        """Take another eviction in."""
         self.end = max(self.end, record.time)
-        self._groups.setdefault(record.group, []).append(record)
+        self._records.append(record)
 
-    def attributes(self) -> dict[str, Value]:
-        """Return the span's attributes: arrays with one entry per group."""
-        groups = sorted(self._groups)
-        records = [self._groups[group] for group in groups]
-        attributes = _evict_arrays(groups, records)
-        if self.evictor:
-            attributes[names.EVICT_EVICTOR_REQUEST_ID] = self.evictor
+    def attributes(self, owners: Mapping[int, str]) -> dict[str, dict[str, Value]]:
+        """Return the attributes of a span for each request that `owners` names for the blocks; "" for none."""
+        by_owner: dict[str, dict[int, list[_Gone]]] = {}
+        for record in self._records:
+            gone = zip(record.positions, record.fingerprints, record.keys, record.ages, record.blocks, strict=True)
+            for position, fingerprint, key, age, block in gone:
+                owner = owners.get(block, "") if self.reason == "allocation" else ""
+                groups = by_owner.setdefault(owner, {})
+                groups.setdefault(record.group, []).append(_Gone(position, fingerprint, key, age))
+        return {owner: self._span(owner, groups) for owner, groups in by_owner.items()}
+
+    def _span(self, owner: str, groups: Mapping[int, list["_Gone"]]) -> dict[str, Value]:
+        attributes = _evict_arrays(groups)
+        attributes[names.EVICT_REASON] = self.reason
+        if owner:
+            attributes[names.EVICT_EVICTOR_REQUEST_ID] = owner
         return attributes
 
 
-def reset_attributes(_: Reset) -> dict[str, Value]:
+class _Gone(NamedTuple):
+    position: int
+    fingerprint: bytes
+    key: bytes
+    age: int
+
+
+def reset_attributes() -> dict[str, Value]:
     """Return the attributes of the span that says that the whole cache was cleared."""
-    return {**_evict_arrays([], []), names.EVICT_RESET: True}
+    return {**_evict_arrays({}), names.EVICT_RESET: True}
 
 
 def no_evict_attributes() -> dict[str, Value]:
     """Return the attributes of an evict span that names nothing: it only carries what is counted on it."""
-    return _evict_arrays([], [])
+    return _evict_arrays({})
 
 
-def _evict_arrays(groups: list[int], records: list[list[Evict]]) -> dict[str, Value]:
+def _evict_arrays(groups: Mapping[int, Sequence[_Gone]]) -> dict[str, Value]:
+    rows = [groups[group] for group in sorted(groups)]
     return {
-        names.GROUP_IDS: groups,
-        names.EVICT_BLOCKS: [sum(len(each.positions) for each in group) for group in records],
-        names.EVICT_POSITIONS: [_positions(group) for group in records],
-        names.EVICT_FINGERPRINTS: [_fingerprints(group) for group in records],
-        names.EVICT_KEYS: [_keys([key for each in group for key in each.keys]) for group in records],
-        names.EVICT_AGE: [_oldest(group) for group in records],
+        names.GROUP_IDS: sorted(groups),
+        names.EVICT_BLOCKS: [len(row) for row in rows],
+        names.EVICT_POSITIONS: [",".join(str(gone.position) for gone in row) for row in rows],
+        names.EVICT_FINGERPRINTS: [encode_bytes(b"".join(gone.fingerprint for gone in row)) for row in rows],
+        names.EVICT_KEYS: [_keys(row) for row in rows],
+        names.EVICT_AGE: [max(gone.age for gone in row) // NANOSECONDS_PER_MILLISECOND for row in rows],
     }
 
 
-def _oldest(records: list[Evict]) -> int:
-    return max((age for each in records for age in each.ages), default=0) // NANOSECONDS_PER_MILLISECOND
-
-
-def _positions(records: list[Evict]) -> str:
-    return _join(str(position) for each in records for position in each.positions)
-
-
-def _fingerprints(records: list[Evict]) -> str:
-    return encode_bytes(b"".join(fingerprint for each in records for fingerprint in each.fingerprints))
-
-
-def _keys(keys: list[bytes]) -> str:
+def _keys(row: Sequence[_Gone]) -> str:
     # Most blocks have no extra key: then nothing is said, rather than a row of commas.
-    return _join(encode_bytes(key) for key in keys) if any(keys) else ""
-
-
-def _join(parts: Iterable[str]) -> str:
-    return ",".join(parts)
+    return ",".join(encode_bytes(gone.key) for gone in row) if any(gone.key for gone in row) else ""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from otel_cache.records import Evict, Lookup, Replica, Reset, Step, StepDone, Store
+from otel_cache.records import Chunk, Evict, Lookup, Replica, Reset, Step, StepDone, Store
 from otel_cache.semconv import names
 from otel_cache.sidecar.evidence import GatheredEvicts, GatheredStores, no_evict_attributes, reset_attributes
 from otel_cache.sidecar.lookups import group_attributes, lookup_attributes, same_outcome
@@ -42,9 +42,7 @@ class ReplicaLife:
         self._resource = build_resource(process, handle, {})
         self._settings = read_settings({})
         self._requests = RequestTable()
-        self._stores: dict[str, GatheredStores] = {}
-        self._evicts: dict[str, GatheredEvicts] = {}
-        self._resets: list[Reset] = []
+        self._gathered: list[GatheredStores | GatheredEvicts | Reset] = []
         self._steps: dict[int, _OpenStep] = {}
         self._evidence = 0
         self._reported = 0
@@ -75,25 +73,25 @@ class ReplicaLife:
         """Keep the store until its step is known."""
         self._requests.touch(record.request, record.time)
         self._seen = max(self._seen, record.time)
-        gathered = self._stores.get(record.request)
-        if gathered is None:
-            self._stores[record.request] = GatheredStores(record)
+        latest = self._gathered[-1] if self._gathered else None
+        if isinstance(latest, GatheredStores) and latest.takes(record):
+            latest.add(record)
         else:
-            gathered.add(record)
+            self._gathered.append(GatheredStores(record))
 
     def on_evict(self, record: Evict) -> None:
         """Keep the eviction until its step is known."""
         self._seen = max(self._seen, record.time)
-        gathered = self._evicts.get(record.evictor)
-        if gathered is None:
-            self._evicts[record.evictor] = GatheredEvicts(record)
+        latest = self._gathered[-1] if self._gathered else None
+        if isinstance(latest, GatheredEvicts) and latest.takes(record):
+            latest.add(record)
         else:
-            gathered.add(record)
+            self._gathered.append(GatheredEvicts(record))
 
     def on_reset(self, record: Reset) -> None:
         """Keep the reset until its step is known."""
         self._seen = max(self._seen, record.time)
-        self._resets.append(record)
+        self._gathered.append(record)
 
     def on_step(self, record: Step) -> None:
         """Close what this step decided, and keep the step itself until it was executed."""
@@ -104,8 +102,7 @@ class ReplicaLife:
             if admitted.hit_tokens is None:
                 admitted.hit_tokens = admitted.lookup.last.hit if admitted.lookup is not None else tokens
             self._close_lookup(admitted, admitted=tokens)
-        self._close_evicts(context)
-        self._close_stores(record)
+        self._close_gathered(record, context)
         links = self._links(chunk.request for chunk in record.chunks[:MAX_LINKS])
         self._steps[record.index] = _OpenStep(record, context, links)
         for chunk in record.chunks:
@@ -126,8 +123,7 @@ class ReplicaLife:
 
     def interrupt(self) -> None:
         """Records are missing: the next step need not be that of what was gathered, so close it without one."""
-        self._close_evicts(None)
-        self._close_stores(None)
+        self._close_gathered(None, None)
 
     def close(self) -> None:
         """Close everything that is open; the life may go on when its process connects again."""
@@ -163,27 +159,33 @@ class ReplicaLife:
             child = SpanData(names.GROUP_LOOKUP, new_child(context), context, *times, group, self._resource)
             self._spans.append(child)
 
-    def _close_stores(self, step: Step | None) -> None:
-        chunks = {chunk.request: chunk for chunk in step.chunks} if step is not None and self._stores else {}
-        for name, gathered in self._stores.items():
-            parent = self._requests.touch(name, gathered.end).context
-            attributes = gathered.attributes(chunks.get(name))
-            times = (gathered.start, gathered.end)
-            self._add_evidence(names.STORE, new_child(parent), parent, times, attributes, gathered.sequence)
-        self._stores.clear()
+    def _close_gathered(self, step: Step | None, context: Context | None) -> None:
+        chunks = {chunk.request: chunk for chunk in step.chunks} if step is not None and self._gathered else {}
+        for gathered in self._gathered:
+            match gathered:
+                case GatheredStores():
+                    self._add_stores(gathered, chunks.get(gathered.request))
+                case GatheredEvicts():
+                    times = (gathered.start, gathered.end)
+                    owners = step.owners if step is not None else {}
+                    for owner, attributes in gathered.attributes(owners).items():
+                        links = self._links([owner])
+                        self._add_step_evidence(context, times, attributes, gathered.sequence, links)
+                case Reset():
+                    times = (gathered.time, gathered.time)
+                    self._add_step_evidence(context, times, reset_attributes(), gathered.sequence, ())
+        self._gathered.clear()
 
-    def _close_evicts(self, step: Context | None) -> None:
-        for gathered in self._evicts.values():
-            times = (gathered.start, gathered.end)
-            links = self._links([gathered.evictor])
-            self._add_step_evidence(step, times, gathered.attributes(), gathered.sequence, links)
-        self._evicts.clear()
-        for reset in self._resets:
-            self._add_step_evidence(step, (reset.time, reset.time), reset_attributes(reset), reset.sequence, ())
-        self._resets.clear()
+    def _add_stores(self, gathered: GatheredStores, chunk: Chunk | None) -> None:
+        parent = self._requests.touch(gathered.request, gathered.end).context
+        times = (gathered.start, gathered.end)
+        attributes = gathered.attributes(chunk)
+        self._add_evidence(names.STORE, new_child(parent), parent, times, attributes, gathered.sequence)
 
     def _close_step(self, step: _OpenStep, done: StepDone | None) -> None:
         record = step.record
+        if not record.scheduled:
+            return
         attributes: dict[str, Value] = {
             names.RECORD_SEQUENCE: record.sequence,
             names.STEP_INDEX: record.index,

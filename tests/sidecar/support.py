@@ -77,12 +77,12 @@ def store(sequence: int, group: int = 0, request: str = "q", time: int = 200, **
 
 
 def evict(sequence: int, group: int = 0, evictor: str = "q", time: int = 190, **changes: Any) -> Evict:
-    """Return an eviction of two blocks of one group, with `changes`."""
+    """Return an eviction of two blocks of one group, with `changes`; a step's owners give these blocks to `q`."""
     fields: dict[str, Any] = {
         "replica": 0, "positions": [3200, 1600], "fingerprints": [b"1" * 8, b"2" * 8], "keys": [b"", b""],
-        "ages": [5_000_000, 7_900_000],
+        "ages": [5_000_000, 7_900_000], "blocks": [11, 12] if evictor else [21, 22], "reason": "allocation",
     }  # fmt: skip
-    return Evict(sequence=sequence, group=group, evictor=evictor, time=time, **{**fields, **changes})
+    return Evict(sequence=sequence, group=group, time=time, **{**fields, **changes})
 
 
 def step(sequence: int, index: int = 0, start: int = 90, **changes: Any) -> Step:
@@ -90,6 +90,7 @@ def step(sequence: int, index: int = 0, start: int = 90, **changes: Any) -> Step
     fields: dict[str, Any] = {
         "replica": 0, "end": start + 200, "running": 1, "waiting": 2, "scheduled": 1, "prefill_tokens": 2048,
         "decode_tokens": 3, "chunks": [], "admitted": {}, "finished": [], "preempted": [], "usage": 0.25,
+        "owners": {11: "q", 12: "q"},
     }  # fmt: skip
     return Step(sequence=sequence, index=index, start=start, **{**fields, **changes})
 

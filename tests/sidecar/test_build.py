@@ -110,6 +110,18 @@ def test_evictions_of_a_step_are_one_span_per_evictor():
     assert names.EVICT_EVICTOR_REQUEST_ID not in by_nobody.attributes
 
 
+def test_spans_keep_the_order_of_what_happened():
+    """A key that is stored, replaced and stored again is there in the end; one span for both stores would lose it."""
+    spans = build(replica(), lookup(1), store(2), evict(3, reason="replaced"), store(4), store(5, 3), step(6))
+
+    evidence = [span for span in spans if span.name in (names.STORE, names.EVICT)]
+    evidence.sort(key=lambda span: span.attributes[names.RECORD_SEQUENCE])
+    assert [span.name for span in evidence] == [names.STORE, names.EVICT, names.STORE]
+    assert [span.attributes[names.GROUP_IDS] for span in evidence] == [[0], [0], [0, 3]]
+    assert evidence[1].attributes[names.EVICT_REASON] == "replaced"
+    assert names.EVICT_EVICTOR_REQUEST_ID not in evidence[1].attributes
+
+
 def test_a_reset_is_an_evict_span():
     (reset,) = of(build(replica(), Reset(1, 0, 77), step(2)), names.EVICT)
 
