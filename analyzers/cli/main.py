@@ -28,6 +28,10 @@ INTERRUPTED = 130
 NOBODY_READS = 141
 
 
+class _NobodyReads(Exception):
+    """The reader of stdout has gone."""
+
+
 class _Verbs(click.Group):
     """A group whose commands are `analyzers.cli.<verb>.command`, imported when they are called."""
 
@@ -40,6 +44,13 @@ class _Verbs(click.Group):
         command = importlib.import_module(f"analyzers.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            # Past this point click would end the process with 1, which is kept for findings.
+            raise _NobodyReads from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -89,7 +100,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
+    except (_NobodyReads, BrokenPipeError):
         _discard_output()
         return NOBODY_READS
 

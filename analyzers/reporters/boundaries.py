@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from analyzers.model import GroupState, LookupResult
-from analyzers.reporters.layout import Align, table
+from analyzers.reporters.layout import Align, shorten, table
 
 _HEADER = ("group", "kind", "block", "asked", "had", "below", "above")
 _ALIGNED: tuple[Align, ...] = ("<", "<", ">", ">", ">", ">", ">", "<")
@@ -31,7 +31,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def _cells(state: GroupState) -> tuple[str, ...]:
     return (
-        state.kind,
+        shorten(state.kind, 24),
         f"{state.block_size:,}",
         _tokens(state.asked_tokens),
         f"{state.hit_tokens:,}",

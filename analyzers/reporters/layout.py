@@ -23,6 +23,11 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
 
 
+def sentence(text: str) -> str:
+    """Begin with a capital, as a line of its own does."""
+    return text[:1].upper() + text[1:]
+
+
 def shorten(text: str, width: int) -> str:
     """Cut the middle out of an identifier that is longer than `width` characters: its ends tell it apart."""
     text = printable(text)
@@ -57,13 +62,13 @@ def table(
         line = indent + (" " * GAP).join(fields)
         if beside:
             margin = " " * left
-            sentence = wrap(row[-1], width, margin) or [""]
-            lines.append((line + " " * GAP + sentence[0][left:]).rstrip())
-            lines.extend(sentence[1:])
+            wrapped = wrap(row[-1], width, margin) or [""]
+            lines.append((line + " " * GAP + wrapped[0][left:]).rstrip())
+            lines.extend(wrapped[1:])
         else:
             lines.extend(wrap_columns(line, width))
             if row is not header:
-                lines.extend(wrap(row[-1], width, indent + " " * 4))
+                lines.extend(wrap(f"{header[-1]}: {row[-1]}", width, indent + " " * 4))
     return lines
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from analyzers.model import CLASSES, Analysis, Coverage, Finding, LookupResult
 from analyzers.reporters.boundaries import boundary_table
-from analyzers.reporters.layout import count, percent, printable, shorten, table, wrap, wrap_columns
+from analyzers.reporters.layout import count, percent, printable, sentence, shorten, table, wrap, wrap_columns
 from analyzers.reporters.selection import Lookups, avoidable, by_design, select_lookups, uncertain
 
 MAX_ROWS = 50
@@ -90,7 +90,7 @@ def _findings(analysis: Analysis, width: int, paint: _Paint) -> list[str]:
 
 def _finding(number: int, finding: Finding, analysis: Analysis, width: int, paint: _Paint) -> list[str]:
     hanging = " " * (len(str(number)) + 2)
-    lines = [paint(BOLD, line) for line in wrap(f"{number}. {finding.summary}", width, hanging=hanging)]
+    lines = [paint(BOLD, line) for line in wrap(f"{number}. {sentence(finding.summary)}", width, hanging=hanging)]
     if finding.lookup is not None:
         lookup = analysis.lookups[finding.lookup]
         lines += _field("Seen at", _where(lookup), width)
@@ -112,9 +112,9 @@ def _where(lookup: LookupResult) -> str:
     return where + (f", which {lookup.producer} had computed" if lookup.producer else "")
 
 
-def _field(name: str, sentence: str, width: int) -> list[str]:
+def _field(name: str, said: str, width: int) -> list[str]:
     label = f"{INDENT}{name:<8} "
-    return wrap(f"{sentence}", width, label, " " * len(label)) or [label.rstrip()]
+    return wrap(sentence(said), width, label, " " * len(label)) or [label.rstrip()]
 
 
 def _sequences(analysis: Analysis, width: int, paint: _Paint) -> list[str]:
@@ -128,7 +128,7 @@ def _sequences(analysis: Analysis, width: int, paint: _Paint) -> list[str]:
         head = f"{printable(sequence.pattern)}: {', '.join(names)} ({sequence.shape}), hits {', '.join(hits)}"
         lines += wrap(head, width, INDENT, INDENT * 2)
         if sequence.cause:
-            lines += wrap(sequence.cause, width, INDENT * 2)
+            lines += wrap(sentence(sequence.cause), width, INDENT * 2)
     return lines + _more(len(analysis.sequences) - len(shown), "--format json lists them", width)
 
 
@@ -155,7 +155,7 @@ def _lookups(analysis: Analysis, lookups: Lookups, width: int, paint: _Paint) ->
         )
         for lookup in shown
     ]
-    lines = [paint(BOLD, f"{title} ({len(chosen):,})")]
+    lines = [paint(BOLD, line) for line in wrap(f"{title} ({len(chosen):,})", width)]
     lines += table(header, rows, ("<", "<", ">", ">", ">", "<"), width, INDENT)
     return lines + _more(len(chosen) - len(shown), "the worst are shown; --lookups all lists every lookup", width)
 

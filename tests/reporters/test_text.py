@@ -1,0 +1,108 @@
+"""The text report: what stands in it for the model case, and 80 columns for anything."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analyzers.model import Analysis
+from analyzers.reporters import text
+from analyzers.reporters.layout import shorten
+from analyzers.reporters.selection import Lookups
+from tests.reporters.example import ANALYSIS, COLD, EMPTY, REPEAT, analyses
+
+EXPECTED = """\
+44 spans, 1 replica, 2 lookups; 0 missing records, 1 skipped line
+
+Of 23,820 prompt tokens
+  served from cache        0    0.0 %
+  lost by design      14,220   59.7 %
+    cold              11,910   50.0 %
+    tail                 710    3.0 %
+    speculative_drop   1,600    6.7 %
+  avoidable            9,600   40.3 %
+    shifted_boundary   9,600   40.3 %
+
+Findings (1)
+
+1. The retention mask refused the state
+  Seen at  Request repeat-0 on r0: hit 0 of 11,910 tokens, a hit needed every
+           group at 9,600, which cold-0 had computed
+  Cause    The state at 9,600 was computed, but the retention mask refused it
+    group  kind            block   asked    had  below   above
+    0-2    mamba           1,600   9,600      0      -       -
+        at 9,600: computed, refused by the mask; chunk ended at 9,600; mask
+        wanted 11,200
+    3      full_attention  1,600  11,909  9,600  9,600  11,200
+        at 9,600: stored
+  Fix      Set --prefix-cache-retention-interval 1600
+  Lost     9,600 tokens
+
+Sequences (1)
+  never hits: cold-0, repeat-0 (identical), hits 0, 0
+    The state at 9,600 was computed, but the retention mask refused it
+
+Lookups that lost more than is by design (1)
+  request   replica  prompt  hit  predicted  lost
+  repeat-0  r0       11,910    0          0  tail 710, speculative_drop 1,600,
+                                             shifted_boundary 9,600
+"""
+
+
+def test_the_model_case() -> None:
+    assert text.render(ANALYSIS) == EXPECTED
+
+
+def test_lookups_are_listed_as_asked() -> None:
+    assert "\n  cold-0 " in text.render(ANALYSIS, "all")
+    assert "predicted" not in text.render(ANALYSIS, "none")
+
+
+def test_without_lookups_there_is_little_to_say() -> None:
+    assert "No findings" in text.render(EMPTY)
+    assert "%" not in text.render(EMPTY)
+
+
+def test_what_is_not_accounted_for_stands_apart() -> None:
+    assert "not accounted" not in text.render(ANALYSIS)
+    more = replace(COLD, hit_tokens=12000, lost={"unexplained": -90})
+    report = text.render(replace(ANALYSIS, lookups=[more], findings=[], lost={"unexplained": -90}))
+    assert "not accounted for     -90" in report
+    assert "avoidable               0" in report
+    assert "unexplained -90" in report
+
+
+def test_a_long_list_is_cut_unless_asked_for() -> None:
+    many = replace(ANALYSIS, lookups=[REPEAT] * 60, sequences=list(ANALYSIS.sequences) * 60)
+    report = text.render(many)
+    assert report.count("  repeat-0  r0") == 50
+    assert report.count("and 10 more: ") == 2
+    assert text.render(many, "all").count("  repeat-0  r0") == 60
+
+
+def test_colour_only_where_asked() -> None:
+    assert "\x1b" not in text.render(ANALYSIS)
+    colored = text.render(ANALYSIS, color=True)
+    assert "\x1b[31m  avoidable" in colored
+    for code in (text.BOLD, text.RED, text.GREEN, text.YELLOW, text.PLAIN):
+        colored = colored.replace(code, "")
+    assert colored == text.render(ANALYSIS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(analyses(), st.sampled_from(["all", "losing", "none"]), st.sampled_from([40, 80, 120]))
+def test_no_line_is_too_long_and_no_control_character_gets_through(
+    analysis: Analysis, lookups: Lookups, width: int
+) -> None:
+    report = text.render(analysis, lookups, width)
+    for line in report.split("\n"):
+        assert len(line) <= width
+        assert not line or line.isprintable()
+
+
+@given(st.text(max_size=60), st.integers(8, 40))
+def test_an_identifier_keeps_its_ends(identifier: str, width: int) -> None:
+    short = shorten(identifier, width)
+    assert len(short) <= width
+    if len(identifier) <= width and identifier.isprintable() and " " not in identifier:
+        assert short == identifier
