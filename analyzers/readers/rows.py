@@ -30,6 +30,8 @@ from otel_cache.semconv import names
 Row = tuple[Any, ...]
 NO_GROUP = -1
 NO_FINGERPRINT = bytes(FINGERPRINT_BYTES)
+MISSING = 3
+"""Index of the shared column `missing`: it stands on a span's first row alone, so that a frame's sum is right."""
 
 
 def _shared(span: FlatSpan, *, sequence_required: bool = True) -> Row:
@@ -45,6 +47,10 @@ def _shared(span: FlatSpan, *, sequence_required: bool = True) -> Row:
         span.span_id,
         span.parent_span_id,
     )
+
+
+def _counted_once(rows: list[Row]) -> list[Row]:
+    return [row if index == 0 else (*row[:MISSING], 0, *row[MISSING + 1 :]) for index, row in enumerate(rows)]
 
 
 def _groups(attributes: dict[str, Any]) -> list[int]:
@@ -133,7 +139,7 @@ def store_rows(span: FlatSpan) -> list[Row]:
         positions(attributes, names.STORE_WANTED, len(groups)),
         strict=True,
     )
-    return [(*head, *columns_of_group, *tail) for columns_of_group in columns]
+    return _counted_once([(*head, *columns_of_group, *tail) for columns_of_group in columns])
 
 
 def evict_rows(span: FlatSpan) -> list[Row]:

@@ -101,6 +101,11 @@ def test_missing_records_that_come_last_take_their_place_after_the_evidence_befo
     assert alone.select("sequence", "missing").rows() == [(0, 7)]
 
 
+def test_missing_records_count_once_per_span(tmp_path: Path) -> None:
+    capture = read(tmp_path, otlp.line(otlp.resource(), [otlp.store(1, 1, MISSING_RECORDS=5)]))
+    assert capture.stores["missing"].to_list() == [5, 0]
+
+
 def test_groups_without_their_lookup_go(tmp_path: Path) -> None:
     capture = read(tmp_path, otlp.line(otlp.resource(), [otlp.group(1, parent=2), otlp.lookup(3, 3)]))
     assert (capture.spans, capture.groups.height) == (2, 0)
