@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from analyzers.model import Life
@@ -12,44 +13,65 @@ from otel_cache.semconv.names import REPLICA_ID
 INSTANCE_ID = "service.instance.id"
 
 
+@dataclass
+class _Resource:
+    """A resource as some spans carry it; `start` is the first of those spans, in ns, `written` its sorted JSON."""
+
+    life: tuple[str, str]
+    written: str
+    attributes: Mapping[str, Any]
+    spans: int = 0
+    start: int = 0
+
+
 class Lives:
-    """Gives each (replica, instance) a handle while reading, and its index once all is read."""
+    """Gives each resource a handle while reading, and the index of its life once all is read."""
 
     def __init__(self) -> None:
-        self._handles: dict[tuple[str, str], int] = {}
-        self._variants: list[dict[str, Mapping[str, Any]]] = []
-        self._starts: dict[int, int] = {}
+        self._handles: dict[str, int] = {}
+        self._resources: list[_Resource] = []
 
     def find(self, attributes: Mapping[str, Any]) -> int:
-        """Return the handle of the life that resource attributes name.
+        """Return the handle of a resource.
 
         Raises:
-            SpanError: they do not name a replica and an instance.
+            SpanError: it does not name a replica and an instance.
 
         """
         replica, instance = text(attributes, REPLICA_ID), text(attributes, INSTANCE_ID)
         if not replica or not instance:
             raise SpanError(f"{INSTANCE_ID if replica else REPLICA_ID} is empty")
-        handle = self._handles.setdefault((replica, instance), len(self._handles))
-        if handle == len(self._variants):
-            self._variants.append({})
-        self._variants[handle][json.dumps(attributes, sort_keys=True)] = attributes
+        written = json.dumps(attributes, sort_keys=True)
+        handle = self._handles.setdefault(written, len(self._handles))
+        if handle == len(self._resources):
+            self._resources.append(_Resource((replica, instance), written, attributes))
         return handle
 
     def saw(self, handle: int, start: int) -> None:
-        """Note that a span of this life began at `start`."""
-        self._starts[handle] = min(start, self._starts.get(handle, start))
+        """Count a span of this resource, which began at `start`."""
+        resource = self._resources[handle]
+        resource.start = min(start, resource.start) if resource.spans else start
+        resource.spans += 1
 
     def index(self) -> tuple[list[Life], dict[int, int]]:
         """Return the lives that have spans, ordered by replica and first start, and the index of each handle."""
-        names = {handle: name for name, handle in self._handles.items()}
-        ordered = sorted(self._starts, key=lambda handle: (names[handle][0], self._starts[handle], names[handle][1]))
-        lives = [Life(index, *names[handle], self._merged(handle)) for index, handle in enumerate(ordered)]
-        return lives, {handle: index for index, handle in enumerate(ordered)}
+        by_life: dict[tuple[str, str], list[_Resource]] = {}
+        for resource in self._resources:
+            if resource.spans:
+                by_life.setdefault(resource.life, []).append(resource)
 
-    def _merged(self, handle: int) -> dict[str, Any]:
-        """Join the resources of one life, in an order that does not depend on the order of reading."""
-        merged: dict[str, Any] = {}
-        for _, attributes in sorted(self._variants[handle].items()):
-            merged.update(attributes)
-        return dict(sorted(merged.items()))
+        def order(life: tuple[str, str]) -> tuple[str, int, str]:
+            return life[0], min(resource.start for resource in by_life[life]), life[1]
+
+        lives = [Life(index, *life, _joined(by_life[life])) for index, life in enumerate(sorted(by_life, key=order))]
+        of_life = {(life.replica, life.instance): life.index for life in lives}
+        handles = enumerate(self._resources)
+        return lives, {handle: of_life[resource.life] for handle, resource in handles if resource.spans}
+
+
+def _joined(resources: list[_Resource]) -> dict[str, Any]:
+    """Join the resources of one life: what most spans say holds, so that one damaged line does not change a setting."""
+    joined: dict[str, Any] = {}
+    for resource in sorted(resources, key=lambda each: (-each.spans, each.written)):
+        joined = {**resource.attributes, **joined}
+    return dict(sorted(joined.items()))

@@ -16,7 +16,7 @@ class FlatSpan(msgspec.Struct, gc=False):
     """One span of otel_cache.
 
     Attributes:
-        life: handle of the replica's life, as the registry of lives gave it.
+        life: handle of the resource, as the registry of lives gave it; it stands for the replica's life.
         trace_id, span_id, parent_span_id: lower-case hex; the parent's is "" at a root.
         name: of the span.
         start, end: nanoseconds since the epoch.
@@ -42,7 +42,7 @@ class FlatSpan(msgspec.Struct, gc=False):
 
 
 FindLife = Callable[[dict[str, Any]], int]
-"""Takes resource attributes, gives the handle of the life; raises SpanError where they do not name a replica."""
+"""Takes resource attributes, gives their handle; raises SpanError where they do not name a replica."""
 
 
 def check_identifier(written: str | None, length: int, what: str) -> str:

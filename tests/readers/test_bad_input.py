@@ -141,6 +141,14 @@ def test_a_resource_that_names_no_replica_skips_its_spans(tmp_path: Path, owner:
     assert (capture.spans, capture.skipped_lines, len(capture.lives)) == (1, 2, 1)
 
 
+def test_one_damaged_resource_changes_no_setting_of_its_life(tmp_path: Path) -> None:
+    good, damaged = otlp.resource(blocks=400), otlp.resource(blocks=900, more="x")
+    lines = [otlp.line(good, [otlp.lookup(1, 1), otlp.lookup(2, 2)]), otlp.line(damaged, [otlp.lookup(3, 3)])]
+    for order in (lines, lines[::-1]):
+        (life,) = read(tmp_path, b"".join(order)).lives
+        assert (life.attributes["blocks"], life.attributes["more"]) == (400, "x")
+
+
 def test_other_programs_and_signals_are_counted_and_ignored(tmp_path: Path) -> None:
     other = otlp.line({"attributes": []}, [otlp.lookup(5, 5), {"broken": 1}], scope="fastapi")
     unscoped = b'{"resourceSpans":[{"scopeSpans":[{"spans":[{}]}]},{}]}\n'
