@@ -109,6 +109,7 @@ class GroupState:
         state: what became of the group's state at the needed boundary.
         chunk_end: end of the chunk that ran over the needed boundary, where the state was not stored; else None.
         wanted: the positions that the retention mask asked for in the request that computed the boundary.
+        unmade: those of `wanted` where no chunk ended, so that nothing was stored for them.
 
     """
 
@@ -122,6 +123,7 @@ class GroupState:
     state: State
     chunk_end: int | None = None
     wanted: Sequence[int] = ()
+    unmade: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import heapq
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from analyzers import model
@@ -43,11 +43,16 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Per group: deepest state at or below the needed boundary, nearest one above (None: none), in tokens."""
+    """Per group: deepest state at or below the needed boundary, nearest one above (None: none), in tokens.
+
+    For the groups that lack one: what the mask wanted of the request that computed the boundary, and what of that
+    was never made.
+    """
 
     below: Sequence[int | None]
     above: Sequence[int | None]
-    wanted: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    wanted: Mapping[int, Sequence[int]]
+    unmade: Mapping[int, Sequence[int]]
 
 
 class Replay:
@@ -168,14 +173,17 @@ class Replay:
         cache = self._caches[life]
         groups = cache.settings.groups
         wanted: dict[int, Sequence[int]] = {}
+        unmade: dict[int, Sequence[int]] = {}
         for entry in explained.missing if explained else ():
             if entry.refusal:
-                positions = cache.groups[entry.group.index].wanted.get(entry.refusal.request, [])
-                wanted[entry.group.index] = tuple(sorted(set(positions)))
+                group = cache.groups[entry.group.index]
+                wanted[entry.group.index] = sorted(group.wanted.get(entry.refusal.request, ()))
+                unmade[entry.group.index] = sorted(group.unmade.get(entry.refusal.request, ()))
         return Snapshot(
             [cache.stored_below(group, chain, needed) for group in groups],
             [cache.stored_above(group, chain, needed) for group in groups],
             wanted,
+            unmade,
         )
 
     def _store(self, time: int, life: int, row: Mapping[str, Any]) -> None:

@@ -34,13 +34,17 @@ class Loss:
 
 @dataclass
 class GroupResidency:
-    """One group: identities held now, ever held, refused, and lost."""
+    """One group: identities held now, ever held, refused, and lost.
+
+    `wanted` are the positions (tokens) that the mask asked for, by request; `unmade` those where no state was made.
+    """
 
     held: set[int] = field(default_factory=set)
     ever: set[int] = field(default_factory=set)
     refused: dict[int, Refusal] = field(default_factory=dict)
     lost: dict[int, Loss] = field(default_factory=dict)
-    wanted: dict[str, list[int]] = field(default_factory=dict)
+    wanted: dict[str, set[int]] = field(default_factory=dict)
+    unmade: dict[str, set[int]] = field(default_factory=dict)
 
 
 class Residency:
@@ -64,8 +68,10 @@ class Residency:
             group.lost.pop(identity, None)
         if not self.settings.groups[row["group"]].dense:
             self._refuse(row, chain, group)
-            asked = [p for text in (row["stored"], row["wanted"]) for run in parse_positions(text) for p in run]
-            group.wanted.setdefault(request, []).extend(asked)
+            unmade = {position for run in parse_positions(row["wanted"]) for position in run}
+            made = {position for run in parse_positions(row["stored"]) for position in run}
+            group.unmade.setdefault(request, set()).update(unmade)
+            group.wanted.setdefault(request, set()).update(unmade | made)
         if not self.settings.dense_groups:
             for column in ("stored", "masked", "not_materialized"):
                 self.computed.update(identity for _, identity in self._named(row[column], chain))

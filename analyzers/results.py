@@ -105,6 +105,7 @@ def _group_states(
                 state=state,
                 chunk_end=entry.refusal.chunk_end if entry and entry.refusal else None,
                 wanted=tuple(one.residency.wanted.get(group.index, ()))[-SHOWN_POSITIONS:],
+                unmade=tuple(one.residency.unmade.get(group.index, ()))[-SHOWN_POSITIONS:],
             )
         )
     return states

@@ -6,9 +6,9 @@ from analyzers import model
 from analyzers.model import GroupState
 
 _REASONS = {
-    "speculation": "it wanted {wanted}, but speculation makes a hit end one block earlier",
-    "aligned_prompt": "it wanted {wanted}, the end of a prompt that fills its last block",
-    "shared_prefix": "it wanted {wanted}; the shared prefix ends earlier",
+    "speculation": "it wanted {wanted}; speculation makes a hit end one block earlier",
+    "aligned_prompt": "it wanted {wanted}; a resend must compute its last token, so its hit ends one block earlier",
+    "shared_prefix": "it wanted {wanted}; the prefix that the two prompts share ends earlier",
 }
 
 
@@ -63,6 +63,8 @@ def _shifted(at: str, states: Sequence[GroupState], reason: str) -> str:
     lacking = [state for state in states if state.state == "masked"]
     wanted = sorted({position for state in lacking for position in state.wanted})
     said = ", ".join(number(position) for position in wanted) or "no position"
+    if wanted and {position for state in lacking for position in state.unmade} >= set(wanted):
+        said += ", where no chunk ended"
     why = _REASONS.get(reason, "it wanted {wanted}").format(wanted=said)
     return f"the state of {group_names(lacking)} at {at} was computed, but the retention mask refused it: {why}"
 
