@@ -163,9 +163,7 @@ class Replay:
         snapshot = self._snapshot(life, prompt.chain, needed, explained)
         producer = next((e.refusal.request for e in explained.missing if e.refusal), None) if explained else None
         tokens = self._prompts[life, producer].tokens if producer is not None else 0
-        self.replayed.append(
-            Replayed(row, settings, prompt, snapshot, explained, relative, seen.same_key, tokens)
-        )
+        self.replayed.append(Replayed(row, settings, prompt, snapshot, explained, relative, seen.same_key, tokens))
         self._prompts[name] = prompt
         self._remember(prompt, settings, index, 0)
 

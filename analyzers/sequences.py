@@ -74,9 +74,7 @@ def _new_family(index: int, one: Replayed, replayed: Sequence[Replayed]) -> _Fam
 def _continued(family: _Family, families: Sequence[_Family]) -> _Family | None:
     if family.shape != "extension":
         return None
-    return next(
-        (f for f in reversed(families) if f.shape == "extension" and f.members[-1] == family.parent), None
-    )
+    return next((f for f in reversed(families) if f.shape == "extension" and f.members[-1] == family.parent), None)
 
 
 def _sequence(family: _Family, rows: Sequence[LookupResult]) -> Sequence_:
@@ -105,5 +103,3 @@ def pattern(hits: Sequence[int]) -> str:
     while len(words) > 1 and words[-1] == words[-2]:
         words.pop()
     return "-".join(words)
-
-

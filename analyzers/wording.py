@@ -11,6 +11,18 @@ _REASONS = {
     "shared_prefix": "it wanted {wanted}; the prefix that the two prompts share ends earlier",
 }
 
+_SENTENCES = {
+    model.EVICTED: "{tokens} tokens of the prefix had been cached here and were evicted before this lookup",
+    model.RESET: "{tokens} tokens of the prefix went when the cache was cleared or the replica restarted",
+    model.HELD_ELSEWHERE: "another replica held {tokens} tokens of the prefix that this one never had",
+    model.IN_FLIGHT: "{tokens} tokens of the prefix were still being computed by an earlier request",
+    model.KEY_DIFFERENCE: "{tokens} tokens match an earlier prompt under another LoRA adapter or cache salt",
+    model.SKIPPED: "the lookup was skipped: prefix caching is off, or off for this request",
+    model.DISCARDED: "admission threw {tokens} tokens of the hit away",
+    model.UNKNOWN: "records are missing, so no cause can be given",
+    model.UNEXPLAINED: "the evidence predicts a hit that differs by {tokens} tokens from vLLM's",
+}
+
 
 def number(tokens: int) -> str:
     """Write a count with thousands separators."""
@@ -37,26 +49,17 @@ def cause_of(lost: Mapping[str, int], boundary: int, states: Sequence[GroupState
     if not avoidable:
         return ""
     cls = max(avoidable, key=lambda c: (abs(avoidable[c]), -model.CLASSES.index(c)))
-    tokens = number(abs(avoidable[cls]))
-    at = number(boundary)
-    return {
-        model.SHIFTED_BOUNDARY: lambda: _shifted(at, states, reason),
-        model.NOT_MATERIALIZED: lambda: _never_made(at, states, tokens, reason),
-        model.CHECKPOINT_EVICTED: lambda: (
-            f"{group_names([s for s in states if s.state == 'evicted'])} had the state at {at}, "
-            "but it was evicted before this lookup"
-        ),
-        model.EVICTED: lambda: f"{tokens} tokens of the prefix had been cached here and were evicted before this lookup",
-        model.RESET: lambda: f"{tokens} tokens of the prefix went when the cache was cleared or the replica restarted",
-        model.HELD_ELSEWHERE: lambda: f"another replica held {tokens} tokens of the prefix that this one never had",
-        model.IN_FLIGHT: lambda: f"{tokens} tokens of the prefix were still being computed by an earlier request",
-        model.ALIGNMENT: lambda: _alignment(tokens, reason),
-        model.KEY_DIFFERENCE: lambda: f"{tokens} tokens match an earlier prompt under another LoRA adapter or cache salt",
-        model.SKIPPED: lambda: "the lookup was skipped: prefix caching is off for this request",
-        model.DISCARDED: lambda: f"admission threw {tokens} tokens of the hit away",
-        model.UNKNOWN: lambda: "records are missing, so no cause can be given",
-        model.UNEXPLAINED: lambda: f"the evidence predicts a hit that differs by {tokens} tokens from vLLM's",
-    }[cls]()
+    tokens, at = number(abs(avoidable[cls])), number(boundary)
+    if cls == model.SHIFTED_BOUNDARY:
+        return _shifted(at, states, reason)
+    if cls == model.NOT_MATERIALIZED:
+        return _never_made(at, states, tokens, reason)
+    if cls == model.CHECKPOINT_EVICTED:
+        evicted = group_names([state for state in states if state.state == "evicted"])
+        return f"{evicted} had the state at {at}, but it was evicted before this lookup"
+    if cls == model.ALIGNMENT:
+        return _alignment(tokens, reason)
+    return _SENTENCES[cls].format(tokens=tokens)
 
 
 def _shifted(at: str, states: Sequence[GroupState], reason: str) -> str:

@@ -1,4 +1,4 @@
-"""OpenTelemetry tracing of vLLM's prefix cache: what is loaded into vLLM's processes, and the sidecar that exports it."""
+"""OpenTelemetry tracing of vLLM's prefix cache: what runs in vLLM's processes, and the sidecar that exports it."""
 
 from otel_cache.package import VERSION as __version__
 

@@ -133,9 +133,7 @@ class Chain:
 
     def between(self, after: int, upto: int) -> bytes:
         """Return the fingerprints of the positions in (after, upto], one after the other."""
-        return bytes(
-            self.values[after // self._step * FINGERPRINT_BYTES : upto // self._step * FINGERPRINT_BYTES]
-        )
+        return bytes(self.values[after // self._step * FINGERPRINT_BYTES : upto // self._step * FINGERPRINT_BYTES])
 
     def common(self, after: int, upto: int) -> bytes:
         """Return the fingerprints of the common grid in (after, upto]; they cover no lookahead."""

@@ -167,9 +167,7 @@ def evict(replica: Replica, time: int, removed: Mapping[Any, int], reason: str) 
     return [partial(_evict, replica.handle, time, group, lost, reason) for group, lost in grouped.items()]
 
 
-def _evict(
-    handle: int, time: int, group: int, lost: Sequence[tuple[int, Known]], reason: str, number: int
-) -> Evict:
+def _evict(handle: int, time: int, group: int, lost: Sequence[tuple[int, Known]], reason: str, number: int) -> Evict:
     return Evict(
         sequence=number,
         replica=handle,

@@ -35,9 +35,7 @@ class Sender:
     def __init__(self, config: Config, ring: Ring) -> None:
         self._config = config
         self._ring = ring
-        self._hello = encode_frame(
-            Hello(PROTOCOL_VERSION, os.urandom(16).hex(), os.getpid(), time.time_ns(), VERSION)
-        )
+        self._hello = encode_frame(Hello(PROTOCOL_VERSION, os.urandom(16).hex(), os.getpid(), time.time_ns(), VERSION))
         self._sequence = 0
         self._dropped_seen = ring.dropped
         self._pending: list[bytes] = []
