@@ -1,0 +1,1 @@
+"""All output: an analysis to text, or to one JSON object."""
