@@ -147,7 +147,7 @@ _RULES: dict[str, tuple[str, str, Callable[[_Case], str]]] = {
     model.NOT_MATERIALIZED: ("not-materialized", "no state was ever made where a hit needed one", _not_materialized),
     model.CHECKPOINT_EVICTED: ("checkpoint-evicted", "the state that a hit needed had been evicted", _evicted),
     model.EVICTED: ("evicted", "the prefix had been evicted", _evicted),
-    model.RESET: ("reset", "the cache had been cleared", _constant("avoid restarts and resets, or warm the cache after")),
+    model.RESET: ("reset", "the cache had been cleared", _constant("avoid restarts and resets, or warm the cache up")),
     model.IN_FLIGHT: (
         "in-flight", "the prefix was still being computed", _constant(
             "send the first request of a prefix ahead of the others, or let the router hold them back for a moment"

@@ -9,7 +9,7 @@ from typing import Any
 from analyzers import model
 from analyzers.ladder import Explained, Seen, explain
 from analyzers.prompts import UNKNOWN, Prompt, PromptBook, marks_of
-from analyzers.residency import Residency
+from analyzers.residency import Loss, Residency
 from analyzers.settings import Settings, read_settings
 from otel_cache.semconv.positions import parse_positions
 
@@ -71,6 +71,7 @@ class Replay:
         self._holes = [False for _ in capture.lives]
         self._gaps: list[list[int]] = [[] for _ in capture.lives]
         self._progress: dict[tuple[int, str], list[tuple[int, int]]] = {}
+        self._ends: dict[int, list[int]] = {}
         self.missing = 0
         self.replayed: list[Replayed] = []
 
@@ -78,7 +79,10 @@ class Replay:
         """Replay everything; return the lookups in order."""
         events = list(self._events())
         self._foresee(events)
+        self._successors(events)
         for time, life, kind, row in events:
+            for predecessor in self._ends.pop(life, ()):
+                self._caches[predecessor].end(Loss(time, "", "reset"))
             self._check_holes(life, row)
             if kind == "lookup":
                 self._lookup(time, life, row)
@@ -128,6 +132,22 @@ class Replay:
         for life, known in numbers.items():
             self.missing += max(known) + 1 - len(known)
             self._gaps[life] = gaps(known)
+
+    def _successors(self, events: Sequence[Event]) -> None:
+        """Note which lives are over when another of the same replica begins: what they held went with them.
+
+        Lives that overlap in time are replicas that share a name, not one after the other.
+        """
+        spans: dict[int, tuple[int, int]] = {}
+        for time, life, _, _ in events:
+            spans[life] = (spans.get(life, (time, time))[0], time)
+        for life, (begin, _) in spans.items():
+            replica = self._capture.lives[life].replica
+            self._ends[life] = [
+                other
+                for other, (_, end) in spans.items()
+                if other != life and self._capture.lives[other].replica == replica and end < begin
+            ]
 
     def _reach(self, settings: Settings, row: Mapping[str, Any]) -> int:
         """Return the last position that a store row registers in a dense group, or computes where there is none."""
@@ -255,9 +275,11 @@ def gaps(known: Mapping[int, int]) -> list[int]:
     """
     order = sorted(known)
     starts = [-1] if order and order[0] > 0 else []
-    for index in range(1, len(order)):
-        if order[index] != order[index - 1] + 1:
-            starts.append(min(known[number] for number in order[max(0, index - 64) : index]))
+    starts += [
+        min(known[number] for number in order[max(0, index - 64) : index])
+        for index in range(1, len(order))
+        if order[index] != order[index - 1] + 1
+    ]
     return sorted(starts)
 
 

@@ -54,7 +54,6 @@ class Residency:
         self.settings = settings
         self.groups = [GroupResidency() for _ in settings.groups]
         self.computed: set[int] = set()
-        self.ended: Loss | None = None
 
     def store(self, row: Mapping[str, Any], chain: "array[int]") -> Iterable[int]:
         """Apply a row of `Capture.stores`; return the identities that were registered."""
