@@ -17,6 +17,7 @@ class _Family:
     members: list[int]
     parent: int | None
     shape: Shape
+    shared: int
 
 
 def sequences(replayed: Sequence[Replayed], results: Sequence[LookupResult]) -> list[Sequence_]:
@@ -24,7 +25,8 @@ def sequences(replayed: Sequence[Replayed], results: Sequence[LookupResult]) -> 
 
     A sequence is every send of one prompt (`identical`), led by the earlier request that shares the longest prefix
     with it where there is one: `extension` if this prompt contains all of that one's, `divergence` if it leaves it.
-    An extension of the last member of an extension joins it, so that a conversation is one sequence.
+    An extension of the last member of an extension joins it, so that a conversation is one sequence; so does a
+    prompt that leaves a divergence's member where that one left its own parent: they are siblings.
 
     Args:
         replayed: the lookups, in order.
@@ -62,19 +64,24 @@ def sequences(replayed: Sequence[Replayed], results: Sequence[LookupResult]) -> 
 def _new_family(index: int, one: Replayed, replayed: Sequence[Replayed]) -> _Family:
     relative = one.relative
     if relative is None or one.shared < one.settings.alignment:
-        return _Family([index], None, "identical")
+        return _Family([index], None, "identical", 0)
     other = replayed[relative]
     if other.row["life"] != one.row["life"] or other.row["request_id"] == one.row["request_id"]:
-        return _Family([index], None, "identical")
+        return _Family([index], None, "identical", 0)
     # The shared length is known to the last position that both prompts name: the common grid of 256 tokens.
     contains = one.shared >= other.prompt.tokens // 256 * 256 and one.prompt.tokens > other.prompt.tokens
-    return _Family([index], relative, "extension" if contains else "divergence")
+    return _Family([index], relative, "extension" if contains else "divergence", one.shared)
 
 
 def _continued(family: _Family, families: Sequence[_Family]) -> _Family | None:
-    if family.shape != "extension":
-        return None
-    return next((f for f in reversed(families) if f.shape == "extension" and f.members[-1] == family.parent), None)
+    """Return the family that `family` goes on; None: it is one of its own."""
+    for known in reversed(families):
+        if known.shape == family.shape == "extension" and known.members[-1] == family.parent:
+            return known
+        siblings = family.parent in known.members or family.parent == known.parent
+        if known.shape == family.shape == "divergence" and known.shared == family.shared and siblings:
+            return known
+    return None
 
 
 def _sequence(family: _Family, rows: Sequence[LookupResult]) -> Sequence_:

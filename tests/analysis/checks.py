@@ -1,0 +1,43 @@
+"""What must hold for every analysis of a lab run, whatever the scenario."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from analyzers.analysis import analyze
+from analyzers.model import Analysis, LookupResult
+from analyzers.readers import open_capture
+from analyzers.vllm_lab.results import LabResult
+from analyzers.vllm_lab.run import LabWorker
+
+
+def analyzed(worker: LabWorker, scenario: Mapping[str, Any], out: Path) -> Analysis:
+    """Run `scenario`, analyze its spans, and hold the result against what vLLM itself said."""
+    said = worker.run(scenario, out)
+    analysis = analyze(open_capture([out]))
+    check(analysis, said)
+    return analysis
+
+
+def check(analysis: Analysis, said: LabResult) -> None:
+    """Hold the invariants: tokens add up, hits are vLLM's, and each was predicted."""
+    assert analysis.coverage.missing_records == 0
+    assert analysis.coverage.skipped_lines == 0
+    assert {lookup.request_id: lookup.hit_tokens for lookup in analysis.lookups} == {
+        request.request_id: request.hit_tokens for request in said.requests
+    }
+    for lookup in analysis.lookups:
+        assert lookup.hit_tokens + sum(lookup.lost.values()) == lookup.prompt_tokens, lookup
+        assert lookup.predicted_hit_tokens == lookup.hit_tokens, lookup
+        assert not {"unknown", "unexplained"} & set(lookup.lost), lookup
+        assert all(tokens > 0 for tokens in lookup.lost.values()), lookup
+
+
+def hits(analysis: Analysis) -> list[int]:
+    """Return the hits in the order of the lookups."""
+    return [lookup.hit_tokens for lookup in analysis.lookups]
+
+
+def find(analysis: Analysis, request_id: str) -> LookupResult:
+    """Return the result of one request."""
+    return next(lookup for lookup in analysis.lookups if lookup.request_id == request_id)

@@ -1,0 +1,83 @@
+"""Random scenarios: layouts, blocks, retention, pools, speculation, overlap and keys in every mixture."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+LAYOUTS = ("hybrid", "full", "mamba", "window", "window and full", "three kinds", "three sizes")
+
+
+def _groups(layout: str, block: int, window: int, mambas: int) -> list[dict[str, Any]]:
+    mamba = {"kind": "mamba", "layers": mambas}
+    sliding = {"kind": "sliding_window", "window": window, "layers": 1}
+    full = {"kind": "full_attention", "layers": 1}
+    if layout == "three sizes":
+        mamba, sliding = mamba | {"block_size": 4 * block}, sliding | {"block_size": 2 * block}
+        full = full | {"block_size": block}
+    return {
+        "hybrid": [mamba, full],
+        "full": [full],
+        "mamba": [mamba],
+        "window": [sliding],
+        "window and full": [sliding, full],
+        "three kinds": [mamba, sliding, full],
+        "three sizes": [mamba, sliding, full],
+    }[layout]
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
+    """Return the settings of an engine, and its scheduler block in tokens."""
+    layout = draw(st.sampled_from(LAYOUTS))
+    block = draw(st.sampled_from([16, 64, 160, 1600]))
+    scheduler_block = 4 * block if layout == "three sizes" else block
+    window = draw(st.sampled_from([block, 2 * block, 3 * block + 5]))
+    attention = layout not in ("mamba", "window")
+    speculative = draw(st.sampled_from([None, {"method": "mtp", "num_speculative_tokens": 2}])) if attention else None
+    unit = draw(st.sampled_from([None, block // 4, block // 2])) if layout == "hybrid" and block > 16 else None
+    retention = draw(st.sampled_from([0, "default", "dense", scheduler_block, 3 * scheduler_block]))
+    budget = draw(st.sampled_from([1, 2, 3, 5])) * scheduler_block + draw(st.sampled_from([0, scheduler_block // 3]))
+    return {
+        "block_size": block,
+        "prefix_match_unit": unit,
+        "prefix_cache_retention_interval": "default" if layout == "full" else retention,
+        "max_num_batched_tokens": budget,
+        # Small pools evict and preempt; the smallest still holds one prompt.
+        "num_gpu_blocks": draw(st.sampled_from([2000, 120, 60])),
+        "speculative": speculative,
+        "groups": _groups(layout, block, window, draw(st.sampled_from([1, 3]))),
+        "max_num_seqs": draw(st.sampled_from([2, 8])),
+        "async_scheduling": draw(st.booleans()),
+    }, scheduler_block
+
+
+@st.composite
+def prompts(draw: st.DrawFn, block: int) -> list[dict[str, Any]]:
+    """Return a prompt that begins like many others, and may go on alone; ends lie on boundaries and beside them."""
+    edge = draw(st.sampled_from([-5, -1, 0, 1, 7, block // 2]))
+    shared = {"segment": draw(st.sampled_from("ab")), "tokens": max(1, draw(st.integers(0, 7)) * block + edge)}
+    if not draw(st.booleans()):
+        return [shared]
+    own = {"segment": draw(st.sampled_from(["u", "v", "w"])), "tokens": draw(st.integers(1, 2 * block))}
+    return [shared, own]
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> dict[str, Any]:
+    """Return a scenario on one replica."""
+    engine, block = draw(engines())
+    requests: list[dict[str, Any]] = []
+    for index in range(draw(st.integers(3, 8))):
+        longest = block + 3 if block < 200 else 5
+        request: dict[str, Any] = {
+            "id": f"r{index}",
+            "prompt": draw(prompts(block)),
+            "output_tokens": draw(st.sampled_from([1, 3, longest])),
+            "times": draw(st.sampled_from([1, 1, 2, 3])),
+        }
+        if requests and draw(st.integers(0, 3)) == 0:
+            request["with"] = draw(st.sampled_from([earlier["id"] for earlier in requests]))
+        if draw(st.integers(0, 6)) == 0:
+            request["cache_salt"] = draw(st.sampled_from("xy"))
+        requests.append(request)
+    return {"engine": engine, "replicas": 1, "requests": requests}
