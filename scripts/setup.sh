@@ -24,7 +24,7 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 find_python() {
     local name
     for name in ${PYTHON:-python3.11 python3.12 python3.13 python3.14 python3 python}; do
-        if "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; then
+        if [ "$("$name" -c 'import sys; print((3, 11) <= sys.version_info < (3, 15))' 2>/dev/null)" = True ]; then
             command -v "$name"
             return
         fi
