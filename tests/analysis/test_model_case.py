@@ -168,13 +168,13 @@ def test_overlap(lab: Labs, tmp_path: Path) -> None:
     """What another request is still computing is `in_flight`; one request after the other it is served.
 
     The budget of 500 tokens gives the first request a chunk of 480 = 3 * 160 and lets the second look up in the same
-    step: of the 1,920 = 12 * 160 tokens that a hit could have, 480 are registered.
+    step: of the 1,920 = 12 * 160 tokens that a hit could have, 480 are registered, and the mask refused their state.
     """
-    engine = {"block_size": 160, "max_num_batched_tokens": 500, "prefix_cache_retention_interval": "dense"}
+    engine = {"block_size": 160, "max_num_batched_tokens": 500, "prefix_cache_retention_interval": 0}
     together = [request("one", ("a", 2001)), request("two", ("a", 2001), **{"with": "one"})]
     analysis = analyzed(lab["0.32.0"], scenario(together, HYBRID, **engine), tmp_path / "s.jsonl")
     two = find(analysis, "two")
-    assert (two.hit_tokens, two.lost) == (480, {"tail": 81, "in_flight": 1440})
+    assert (two.hit_tokens, two.lost) == (0, {"tail": 81, "in_flight": 1440, "shifted_boundary": 480})
     apart = [request("one", ("a", 2001)), request("two", ("a", 2001))]
     served = find(analyzed(lab["0.32.0"], scenario(apart, HYBRID, **engine), tmp_path / "t.jsonl"), "two")
     assert (served.hit_tokens, served.lost) == (1920, {"tail": 81})
