@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Labs
-from lab.cases import HYBRID, request, resent, scenario, shipped
+from lab.cases import request, resent, scenario, shipped
 from vllm_versions import VERSIONS
 
 from analysis.checks import analyzed, find, hits
@@ -167,14 +167,14 @@ def test_below_the_smallest_prefix(lab: Labs, tmp_path: Path) -> None:
 def test_overlap(lab: Labs, tmp_path: Path) -> None:
     """What another request is still computing is `in_flight`; one request after the other it is served.
 
-    The budget of 500 tokens gives the first request a chunk of 480 = 3 * 160 and lets the second look up in the same
-    step: of the 1,920 = 12 * 160 tokens that a hit could have, 480 are registered, and the mask refused their state.
+    The first request's second chunk ends at 9,600, where its state is cached, and leaves the second request the rest
+    of the step: of the 11,200 tokens that a hit could have, 9,600 are registered, and speculation drops 1,600 of them.
     """
-    engine = {"block_size": 160, "max_num_batched_tokens": 500, "prefix_cache_retention_interval": 0}
-    together = [request("one", ("a", 2001)), request("two", ("a", 2001), **{"with": "one"})]
-    analysis = analyzed(lab["0.32.0"], scenario(together, HYBRID, **engine), tmp_path / "s.jsonl")
-    two = find(analysis, "two")
-    assert (two.hit_tokens, two.lost) == (0, {"tail": 81, "in_flight": 1440, "shifted_boundary": 480})
-    apart = [request("one", ("a", 2001)), request("two", ("a", 2001))]
-    served = find(analyzed(lab["0.32.0"], scenario(apart, HYBRID, **engine), tmp_path / "t.jsonl"), "two")
-    assert (served.hit_tokens, served.lost) == (1920, {"tail": 81})
+    engine = {"prefix_cache_retention_interval": "dense"}
+    together = [request("one", ("a", 11910)), request("two", ("a", 11910), **{"with": "one"})]
+    case = shipped("model_case", **engine)
+    two = find(analyzed(lab["0.32.0"], case | {"requests": together}, tmp_path / "s.jsonl"), "two")
+    assert (two.hit_tokens, two.lost) == (8000, {"tail": 710, "in_flight": 1600, "speculative_drop": 1600})
+    apart = [request("one", ("a", 11910)), request("two", ("a", 11910))]
+    two = find(analyzed(lab["0.32.0"], case | {"requests": apart}, tmp_path / "t.jsonl"), "two")
+    assert (two.hit_tokens, two.lost) == (9600, {"tail": 710, "speculative_drop": 1600})
