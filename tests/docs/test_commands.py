@@ -1,0 +1,106 @@
+"""Commands and options: what the documents show can be typed, and what can be typed is documented."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from analyzers.cli.main import VERBS, commands
+from docs.markdown import DOCS, ROOT, blocks, read, rows, sections, table
+
+EXAMPLE = "$ otel-cache analyze --example\n"
+
+
+def shown() -> Iterator[tuple[str, list[str]]]:
+    """Yield every `otel-cache ...` command in the documents' shell blocks, with the document's name."""
+    for path in DOCS:
+        text = path.read_text(encoding="utf-8")
+        indented = "\n".join(re.findall(r"^ {4}(otel-cache .*)$", text, flags=re.MULTILINE))
+        for line in "\n".join([*blocks(text, "sh"), indented]).replace("\\\n", " ").splitlines():
+            for part in re.split(r"&&|\|(?= )", line.removeprefix("$ ").partition("  #")[0]):
+                if part.strip().startswith("otel-cache"):
+                    yield path.name, shlex.split(part)[1:]
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command as the command line does, without running it."""
+    command: click.Command = commands
+    context = click.Context(commands)
+    while isinstance(command, click.Group):
+        name, *words = words
+        found = command.get_command(context, name)
+        assert found is not None, f"there is no command {name}"
+        command = found
+    if "--help" not in words:
+        command.make_context(command.name, words)
+
+
+@pytest.mark.parametrize(("document", "words"), list(shown()), ids=lambda value: " ".join(value) if value else "")
+def test_commands_in_the_documents_parse(document: str, words: list[str]) -> None:
+    """Every command, with its options, is one that exists."""
+    parse(words)
+
+
+def test_every_command_is_in_the_readme() -> None:
+    """Each verb has its line in the README's table, and each line a verb."""
+    cells = [row[0] for row in rows(sections(read("README.md"))["Commands"])]
+    assert [re.match(r"`otel-cache ([a-z]+)", cell)[1] for cell in cells] == [  # type: ignore[index]
+        *("analyze", "run", "sidecar", "lab"),
+    ]
+    assert set(VERBS) == {"analyze", "run", "sidecar", "lab"}
+
+
+def leaves() -> Iterator[tuple[str, click.Command]]:
+    """Yield every command that does something, by its full name."""
+    context = click.Context(commands)
+    for verb in VERBS:
+        command = commands.get_command(context, verb)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from ((f"{verb} {name}", child) for name, child in command.commands.items())
+        else:
+            yield verb, command
+
+
+@pytest.mark.parametrize(("name", "command"), list(leaves()), ids=lambda value: value if isinstance(value, str) else "")
+def test_options_are_documented(name: str, command: click.Command) -> None:
+    """docs/configuration.md has every option of a command, and none that is gone."""
+    options = {option for param in command.params if isinstance(param, click.Option) for option in param.opts}
+    section = sections(read("docs/configuration.md"))[f"otel-cache {name}"]
+    assert set(table(section)) == options
+
+
+def test_options_of_analyze_are_in_its_page() -> None:
+    """docs/analyze.md has the same options."""
+    analyze = dict(leaves())["analyze"]
+    options = {option for param in analyze.params if isinstance(param, click.Option) for option in param.opts}
+    head = read("docs/analyze.md").split("## What it reads")[0]
+    assert {match for row in rows(head) for match in re.findall(r"--[a-z-]+", row[0])} == options
+
+
+def test_the_readme_shows_what_the_example_prints() -> None:
+    """The report in the README is what the command prints; `[...]` stands for lines that are left out."""
+    (block,) = [block for block in blocks(read("README.md"), "text") if block.startswith(EXAMPLE)]
+    script = Path(sys.executable).parent / "otel-cache"
+    done = subprocess.run([script, "analyze", "--example"], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *others = block.removeprefix(EXAMPLE).split("[...]\n")
+    assert done.stdout.startswith(first)
+    at = len(first)
+    for part in others:
+        at = done.stdout.find(part, at)
+        assert at >= 0, f"the report does not hold, in this order:\n{part}"
+        at += len(part)
+
+
+def test_make_targets_exist() -> None:
+    """Every `make TARGET` in the documents is a target."""
+    makefile = read("Makefile")
+    for path in DOCS:
+        for target in re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text(encoding="utf-8"), flags=re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"{path.name}: make {target}"
