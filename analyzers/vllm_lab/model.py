@@ -4,6 +4,8 @@
 
 Three Gated DeltaNet layers and one of full attention, of which vLLM makes three Mamba groups and one attention
 group. The tokenizer knows the words `w3` to `w511`. Nothing is downloaded; weights come from `--load-format dummy`.
+vLLM chooses the dtype of the states by the CPU's instruction set; with `--mamba-ssm-cache-dtype float32` a block has
+640 tokens on every CPU.
 """
 
 import json
