@@ -6,11 +6,12 @@ here runs per block of the pool or per running request, but for the blocks of a 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import time_ns
 from typing import Any
 
 from otel_cache.bindings import pack
 from otel_cache.bindings.probe import Getter, getter, optional_getter
-from otel_cache.bindings.replica import ATTRIBUTE, Replica, now
+from otel_cache.bindings.replica import ATTRIBUTE, Replica
 from otel_cache.faults import swallow
 
 MAX_PROBES = 64
@@ -35,7 +36,7 @@ def schedule(original: Function, context: Context) -> Function:
         replica = getattr(self, ATTRIBUTE, None)
         if replica is None:
             replica = _attach(self, context)
-        start = now()
+        start = time_ns()
         output = original(self, *args, **kwargs)
         if replica is not False:
             try:
@@ -50,7 +51,7 @@ def schedule(original: Function, context: Context) -> Function:
 def _attach(scheduler: Any, context: Context) -> Any:
     try:
         replica = context.attach(scheduler)
-        context.emit(pack.announce, replica, now())
+        context.emit(pack.announce, replica, time_ns())
         return replica
     except Exception as error:
         swallow("reading a scheduler's settings", error)
@@ -68,7 +69,7 @@ def _step(replica: Replica, scheduler: Any, output: Any, start: int, emit: Emit)
         output,
         replica.steps,
         start,
-        now(),
+        time_ns(),
         len(scheduler.running),
         len(scheduler.waiting),
         replica.pool.get_usage(),
@@ -80,14 +81,14 @@ def update(original: Function, context: Context) -> Function:
     output_of = getter(original, "scheduler_output")
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        start = now()
+        start = time_ns()
         result = original(self, *args, **kwargs)
         replica = getattr(self, ATTRIBUTE, None)
         if replica:
             try:
                 index = getattr(output_of((self, *args), kwargs), "otel_cache_step", None)
                 if index is not None:
-                    context.emit(pack.done, replica, index, start, now())
+                    context.emit(pack.done, replica, index, start, time_ns())
             except Exception as error:
                 swallow("the update hook", error)
         return result
@@ -106,7 +107,7 @@ def lookup(original: Function, context: Context) -> Function:
             return original(self, *args, **kwargs)
         passes: list[tuple[Any, ...]] = []
         replica.passes = passes
-        start = now()
+        start = time_ns()
         try:
             result = original(self, *args, **kwargs)
         finally:
@@ -142,7 +143,7 @@ def _lookup(
     skipped = not manager.enable_caching or bool(getattr(request, "skip_reading_prefix_cache", False))
     uncached = max(junction - hit, 0) if junction else 0
     above = [] if skipped else _stored_above(replica, request.block_hashes, hit, limit)
-    emit(pack.lookup, replica, request, start, now(), tokens, limit, hit, uncached, skipped, passes, above)
+    emit(pack.lookup, replica, request, start, time_ns(), tokens, limit, hit, uncached, skipped, passes, above)
 
 
 def _stored_above(replica: Replica, hashes: Sequence[Any], hit: int, limit: int) -> list[int | None]:
@@ -219,7 +220,7 @@ def store(original: Function, context: Context) -> Function:
             if covered:
                 keys = [block.block_hash for block in covered]
                 mask = mask_of(arguments, kwargs)
-                context.emit(pack.store, replica, request, now(), group, first, block_size, covered, keys, mask)
+                context.emit(pack.store, replica, request, time_ns(), group, first, block_size, covered, keys, mask)
         except Exception as error:
             swallow("the store hook", error)
         return result
@@ -229,33 +230,28 @@ def store(original: Function, context: Context) -> Function:
 
 def partial_store(original: Function, context: Context) -> Function:
     """Wrap `BlockPool.cache_partial_block`: keys at positions inside a block."""
-    request_of = getter(original, "request")
     block_of = getter(original, "block")
-    position_of = getter(original, "num_tokens")
-    group_of = getter(original, "kv_cache_group_id")
+    getters: list[Getter] = [getter(original, name) for name in ("request", "kv_cache_group_id", "num_tokens")]
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         replica = getattr(self, ATTRIBUTE, None)
         if not replica:
             return original(self, *args, **kwargs)
         arguments = (self, *args)
-        block = block_of(arguments, kwargs)
-        before = _keys_of(self, [block]) if not block.is_null else []
+        before: list[tuple[int, Any]] = []
+        try:
+            block = block_of(arguments, kwargs)
+            before = [] if block.is_null else _keys_of(self, [block])
+        except Exception as error:
+            swallow("the partial store hook", error)
         key = original(self, *args, **kwargs)
         try:
             removed = [entry for entry in before if entry[1] != key]
             _emit_removed(replica, self, removed, "replaced", context.emit)
             # vLLM calls this again on every step of the request; the key is news but once.
             if key is not None and all(entry[1] != key for entry in before):
-                context.emit(
-                    pack.partial_store,
-                    replica,
-                    request_of(arguments, kwargs),
-                    now(),
-                    group_of(arguments, kwargs),
-                    position_of(arguments, kwargs),
-                    key,
-                )
+                request, group, position = (get(arguments, kwargs) for get in getters)
+                context.emit(pack.partial_store, replica, request, time_ns(), group, position, key)
         except Exception as error:
             swallow("the partial store hook", error)
         return key
@@ -315,7 +311,7 @@ def _emit_removed(replica: Replica, pool: Any, removed: list[tuple[int, Any]], r
     cache = pool.cached_block_hash_to_block
     gone = {key: block for block, key in removed if cache.get_one_block(key) is None}
     if gone:
-        emit(pack.evict, replica, now(), gone, reason)
+        emit(pack.evict, replica, time_ns(), gone, reason)
 
 
 def reset(original: Function, context: Context) -> Function:
@@ -326,7 +322,7 @@ def reset(original: Function, context: Context) -> Function:
         replica = getattr(self, ATTRIBUTE, None)
         if replica and result:
             try:
-                context.emit(pack.reset, replica, now())
+                context.emit(pack.reset, replica, time_ns())
             except Exception as error:
                 swallow("the reset hook", error)
         return result

@@ -1,7 +1,6 @@
 """What the instrumentation knows of one scheduler: settings for the hooks, and the sender's working state."""
 
 import itertools
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -125,8 +124,3 @@ def key_digest(request: Any, key: bytes) -> bytes:
     if salt := getattr(request, "cache_salt", None):
         parts += [b"salt", str(salt).encode()]
     return digest(key, *parts) if parts else b""
-
-
-def now() -> int:
-    """Return nanoseconds since the Unix epoch."""
-    return time.time_ns()
