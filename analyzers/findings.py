@@ -8,6 +8,7 @@ from analyzers import model
 from analyzers.model import Finding, LookupResult
 from analyzers.settings import Settings
 from analyzers.wording import number
+from otel_cache.semconv import names
 
 RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 RETENTION_FLAG = "--prefix-cache-retention-interval"
@@ -107,10 +108,11 @@ def _not_materialized(case: _Case) -> str:
     boundary = worst.needed_boundary
     if worst.reason == "never_registered" or not boundary:
         return "look at why the earlier request ended before its prompt was computed (aborted or preempted)"
-    return (
-        f"make a chunk end at {number(boundary)}: --max-num-batched-tokens {_budget(settings, boundary)}, "
-        f"and keep the state there: {retention_fix(settings)}"
-    )
+    fix = f"make a chunk end at {number(boundary)}: --max-num-batched-tokens {_budget(settings, boundary)}"
+    lacking = [group for group in worst.groups if group.group in worst.limiting_groups]
+    if settings.retention == names.RETENTION_DENSE or all(boundary in group.wanted for group in lacking):
+        return f"{fix}; the mask keeps the state there"
+    return f"{fix}, and keep the state there: {retention_fix(settings)}"
 
 
 def _budget(settings: Settings, boundary: int) -> int:
