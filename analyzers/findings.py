@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from analyzers import model
+from analyzers.finders import required_positions
 from analyzers.model import Finding, LookupResult
-from analyzers.settings import Settings
+from analyzers.settings import Group, Settings
 from analyzers.wording import number
 from otel_cache.semconv import names
 
@@ -78,6 +79,12 @@ def _finding(case: _Case, lookup: int) -> Finding:
     return Finding(rule, summary, evidence, fix(case), case.tokens, lookup)
 
 
+def states_per_boundary(group: Group) -> int:
+    """Return how many blocks a group keeps for one boundary."""
+    far = 2 * (group.window // group.block_size + 1) * group.block_size
+    return len(required_positions(group, far)) if group.window else 1
+
+
 def retention_fix(settings: Settings) -> str:
     """Return how to set the retention interval to the scheduler block in this version of vLLM."""
     block = settings.scheduler_block
@@ -92,10 +99,14 @@ def retention_fix(settings: Settings) -> str:
 
 def _shifted(case: _Case) -> str:
     settings, worst = case.settings, case.worst
+    price = max(states_per_boundary(settings.groups[group]) for group in worst.limiting_groups)
     fix = (
         f"{retention_fix(settings)}: a state is then kept every {number(settings.scheduler_block)} tokens, "
-        f"at {number(worst.needed_boundary)} too, for one block per group and boundary"
+        f"at {number(worst.needed_boundary)} too, at the price of {price} block{'s' if price > 1 else ''} "
+        "per group and boundary"
     )
+    if worst.reason == "held_prefix":
+        return f"first end the loss that moved the boundary (see the finding on it); to keep the state, {fix}"
     if worst.reason == "speculation" and settings.version_tuple < (0, 30):
         fix += "; or upgrade: from vLLM 0.30 on the mask keeps the boundary that an identical resend can use"
     elif worst.reason == "aligned_prompt" and settings.version_tuple < (0, 30):

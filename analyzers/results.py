@@ -11,6 +11,8 @@ from analyzers.wording import cause_of
 
 SHOWN_POSITIONS = 16
 COMMON_STEP = 256
+HELD_LESS = (model.EVICTED, model.RESET, model.HELD_ELSEWHERE, model.IN_FLIGHT)
+"""Losses that leave less of the prefix than the request that computed it had, and so move the needed boundary."""
 
 
 def lookup_results(
@@ -119,6 +121,8 @@ def _reason(one: Replayed, missing: Sequence[Missing]) -> str:
         entry.state == "not_materialized" for entry in missing
     ):
         return one.explained.reason
+    if any(one.explained.lost.get(cls) for cls in HELD_LESS):
+        return "held_prefix"
     # What is shared is known to the last position that both prompts name, on the common grid of 256 tokens.
     if one.shared < one.producer_tokens // COMMON_STEP * COMMON_STEP:
         return "shared_prefix"

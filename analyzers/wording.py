@@ -8,6 +8,7 @@ from analyzers.model import GroupState
 _REASONS = {
     "speculation": "it wanted {wanted}; speculation makes a hit end one block earlier",
     "aligned_prompt": "it wanted {wanted}; a resend must compute its last token, so its hit ends one block earlier",
+    "held_prefix": "it wanted {wanted}; of the prefix less is held here now, so the hit needed an earlier boundary",
     "shared_prefix": "it wanted {wanted}; the prefix that the two prompts share ends earlier",
 }
 

@@ -6,9 +6,12 @@ import click
 @click.command("sidecar")
 @click.option("--socket", metavar="PATH", help="Unix socket to listen on; by default this user's own.")
 @click.option("--out", metavar="FILE", help="Write every span there: Parquet if it ends in .parquet, else OTLP JSON.")
+@click.option("--append", is_flag=True, help="Go on after what FILE holds instead of replacing it.")
 @click.option("--endpoint", metavar="URL", help="Export by OTLP to this endpoint.")
 @click.option("--exit-when-idle", type=float, metavar="SECONDS", help="Leave so long after the last connection closed.")
-def command(socket: str | None, out: str | None, endpoint: str | None, exit_when_idle: float | None) -> None:
+def command(
+    socket: str | None, out: str | None, append: bool, endpoint: str | None, exit_when_idle: float | None
+) -> None:
     """Receive records from vLLM's processes, write the evidence and export spans.
 
     It runs until SIGTERM or Ctrl-C. Without --out and without an endpoint, here or in OTEL_EXPORTER_OTLP_ENDPOINT, it
@@ -25,5 +28,7 @@ def command(socket: str | None, out: str | None, endpoint: str | None, exit_when
 
     given = {"--out": out, "--endpoint": endpoint, "--exit-when-idle": exit_when_idle}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    module = [sys.executable, "-m", "otel_cache.sidecar", "--socket", socket or default_socket()]
+    options += ["--append"] if append else []
+    # -P: what lies in the working folder must not take the place of a module.
+    module = [sys.executable, "-P", "-m", "otel_cache.sidecar", "--socket", socket or default_socket()]
     os.execv(sys.executable, [*module, *options])

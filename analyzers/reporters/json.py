@@ -87,6 +87,7 @@ def _group(group: GroupState) -> dict[str, Any]:
         "state": group.state,
         "chunk_end": group.chunk_end,
         "wanted": list(group.wanted),
+        "unmade": list(group.unmade),
     }
 
 

@@ -35,6 +35,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--out", metavar="FILE", help="write every span there: Parquet if it ends in .parquet, else OTLP JSON lines"
     )
+    parser.add_argument("--append", action="store_true", help="go on after what FILE holds instead of replacing it")
     parser.add_argument("--endpoint", metavar="URL", help="export by OTLP to this endpoint")
     parser.add_argument(
         "--exit-when-idle", type=float, metavar="SECONDS", help="leave so long after the last connection was closed"

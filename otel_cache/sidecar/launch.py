@@ -108,7 +108,7 @@ def ensure_daemon(socket: str, out: str | None = None) -> None:
             command = _command(socket, out, None, ready_write)
             subprocess.run(
                 [sys.executable, "-I", "-S", "-c", _DETACH, str(ready_write), *command,
-                 "--exit-when-idle", str(DAEMON_IDLE_SECONDS)],
+                 "--append", "--exit-when-idle", str(DAEMON_IDLE_SECONDS)],
                 stdin=subprocess.DEVNULL, env=_environment(), pass_fds=[ready_write], check=True,
             )  # fmt: skip
             os.close(ready_write)

@@ -34,8 +34,8 @@ class JsonLinesWriter:
 
     """
 
-    def __init__(self, path: str) -> None:
-        """Open `path` for this user alone, and empty it.
+    def __init__(self, path: str, *, append: bool = False) -> None:
+        """Open `path` for this user alone, and empty it, or go on after what it holds.
 
         Raises:
             UsageError: the file cannot be written.
@@ -46,9 +46,13 @@ class JsonLinesWriter:
         self.lost = 0
         self._torn = False
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            if stat.S_ISREG(os.fstat(self._fd).st_mode):
+            how = os.O_APPEND if append else os.O_TRUNC
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | how, 0o600)
+            status = os.fstat(self._fd)
+            if stat.S_ISREG(status.st_mode):
                 os.fchmod(self._fd, 0o600)
+                # A sidecar that was killed may have left half a line.
+                self._torn = bool(status.st_size) and os.pread(self._fd, 1, status.st_size - 1) != b"\n"
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -17,6 +17,7 @@ of its own. The Parquet file has one row per span, compressed with zstd:
 In the JSON objects a value is a string, a number, a boolean or an array of one of them; integers are exact.
 """
 
+import itertools
 import logging
 import os
 from collections.abc import Iterator
@@ -51,15 +52,16 @@ class ParquetWriter:
 
     """
 
-    def __init__(self, path: str) -> None:
-        """Open the part file beside `path`.
+    def __init__(self, path: str, *, append: bool = False) -> None:
+        """Open the part file beside `path`; where that may not be replaced, beside the next free name after it.
 
         Raises:
             UsageError: it cannot be written.
 
         """
-        self.path = path
-        self._part = JsonLinesWriter(path + PART_SUFFIX)
+        self.path = _free(path) if append else path
+        # A part file under that name is what a sidecar that was killed left: it becomes part of this capture.
+        self._part = JsonLinesWriter(self.path + PART_SUFFIX, append=append)
 
     @property
     def written(self) -> int:
@@ -85,6 +87,13 @@ class ParquetWriter:
             self.path = self._part.path
         else:
             Path(self._part.path).unlink()
+
+
+def _free(path: str) -> str:
+    """Return `path`, or `name.1.parquet`, `name.2.parquet`, ...: the first that does not exist."""
+    wanted = Path(path)
+    names = (wanted.with_suffix(f".{number}{wanted.suffix}") for number in itertools.count(1))
+    return str(wanted if not wanted.exists() else next(name for name in names if not name.exists()))
 
 
 def convert(lines: str, path: str) -> None:

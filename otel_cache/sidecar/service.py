@@ -1,6 +1,7 @@
 """The sidecar as a whole: a receiver, the builders, and where the spans go."""
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -22,6 +23,8 @@ DRAIN_SECONDS = 2.0
 ORPHAN_IDLE_SECONDS = 3.0
 POLL_SECONDS = 0.5
 
+_logger = logging.getLogger("otel_cache.sidecar")
+
 
 @dataclass(frozen=True)
 class Options:
@@ -31,6 +34,7 @@ class Options:
         socket: path of the Unix socket to listen on.
         out: file for the evidence, Parquet where it ends in `.parquet`, else OTLP JSON lines; None: none.
         endpoint: where to export to; None: what the environment says.
+        append: go on after what `out` holds instead of replacing it.
         exit_when_idle: leave when no process has been connected for so many seconds; None: never.
         ready_fd: descriptor that gets one byte once the sidecar listens; None: none.
         parent_fd: descriptor that reads as ended when whoever started the sidecar is gone; None: none.
@@ -40,6 +44,7 @@ class Options:
     socket: str
     out: str | None = None
     endpoint: str | None = None
+    append: bool = False
     exit_when_idle: float | None = None
     ready_fd: int | None = None
     parent_fd: int | None = None
@@ -66,7 +71,12 @@ class _Outputs:
             exporter, self._endpoint = make_exporter(options.endpoint)
             self.exports = ExportQueue(exporter)
         if options.out:
-            self.file = _open_file(options.out)
+            self.file = _open_file(options.out, options.append)
+        if self.exports is None and self.file is None:
+            _logger.warning(
+                "spans go nowhere: export is turned off in the environment, and no file is named; "
+                "name one with --out, or an endpoint with --endpoint"
+            )
 
     def write(self, spans: list[SpanData]) -> None:
         """Write `spans`, the file first: that is the evidence."""
@@ -205,12 +215,12 @@ def _swallow_wakeups(wake: socket.socket) -> None:
             pass
 
 
-def _open_file(path: str) -> _Writer:
+def _open_file(path: str, append: bool) -> _Writer:
     if path.endswith(".parquet"):
         from otel_cache.sidecar.parquet import ParquetWriter
 
-        return ParquetWriter(path)
-    return JsonLinesWriter(path)
+        return ParquetWriter(path, append=append)
+    return JsonLinesWriter(path, append=append)
 
 
 def _report(notes: list[str], receiver: Receiver, processes: Processes) -> None:
