@@ -1,16 +1,19 @@
 """Keyed fingerprints of prefixes: they tell where two prompts part, and nothing of what they hold.
 
-The fingerprint of a position is the BLAKE2b hash (8 bytes, keyed) of every token before it, so two requests with
-equal fingerprints at a position share their whole prefix up to there. Without the key nothing can be tried out
-against them. Multimodal items enter the hash at their offset.
+The fingerprint of a position is the first 8 bytes of the SHA-256 of a secret block and every token before it, so two
+requests with equal fingerprints at a position share their whole prefix up to there. Without the key nothing can be
+tried out against them; cut to 8 bytes, none can be extended. SHA-256 because processors have instructions for it: on
+blocks of 16 tokens it costs half of what BLAKE2 does. Multimodal items enter the hash at their offset.
 """
 
 import os
 import time
 from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
+from hashlib import blake2b, sha256
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from otel_cache.config import Config
 from otel_cache.errors import UsageError
@@ -18,7 +21,14 @@ from otel_cache.records import FINGERPRINT_BYTES
 from otel_cache.semconv.grid import common_grid
 
 KEY_BYTES = 32
+
 _SLICE = 64
+_TOKEN_TYPE = "i"
+_TOKEN_BYTES = array(_TOKEN_TYPE).itemsize
+
+
+def _encode(tokens: Sequence[int]) -> bytes:
+    return array(_TOKEN_TYPE, tokens).tobytes()
 
 
 def load_key(config: Config) -> bytes:
@@ -92,7 +102,7 @@ class Chain:
     """
 
     def __init__(self, key: bytes, step: int, lookahead: int, items: Sequence[tuple[int, bytes]] = ()) -> None:
-        self._hasher = blake2b(key=key, digest_size=FINGERPRINT_BYTES)
+        self._hasher = sha256(key.ljust(sha256().block_size, b"\0"))
         self._step = step
         self._lookahead = lookahead
         self._items = list(items)
@@ -107,24 +117,57 @@ class Chain:
 
     def extend(self, tokens: Sequence[int], upto: int) -> None:
         """Compute the fingerprints of all positions whose tokens lie within the first `upto` of `tokens`."""
-        own = self.upto + self._step + self._lookahead
-        marks = sorted({*range(own, upto + 1, self._step), *common_grid(self._position, upto)})
-        for count, mark in enumerate(marks):
-            if count % _SLICE == _SLICE - 1:
+        first = self.upto + self._step + self._lookahead
+        own = range(first, upto + 1, self._step)
+        common = common_grid(self._position, upto)
+        marks: Sequence[int] = own
+        if any(mark not in own for mark in common):
+            marks = sorted({*own, *common})
+        for start in range(0, len(marks), _SLICE):
+            if start:
                 time.sleep(0)  # gives the interpreter back to the scheduler thread
-            self._advance(tokens, mark)
-            value = self._hasher.copy().digest()
-            if mark >= own and (mark - own) % self._step == 0:
+            self._mark(tokens, marks[start : start + _SLICE], own)
+        for mark in common:
+            if mark in own:
+                self._common[mark] = self.at(mark - self._lookahead)
+
+    def _mark(self, tokens: Sequence[int], marks: Sequence[int], own: range) -> None:
+        """Take the fingerprint at each of `marks`; those that are not the chain's own belong to the common grid."""
+        begin, end = self._position, marks[-1]
+        if self._items and self._items[0][0] < end:
+            values = self._through_items(tokens, marks)
+        else:
+            data = memoryview(_encode(tokens[begin:end]))
+            bounds = [0, *((mark - begin) * _TOKEN_BYTES for mark in marks)]
+            update, copy = self._hasher.update, self._hasher.copy
+            values = []
+            for start, stop in pairwise(bounds):
+                update(data[start:stop])
+                values.append(copy().digest()[:FINGERPRINT_BYTES])
+        self._position = end
+        if isinstance(marks, range):
+            self.values += b"".join(values)
+            return
+        for mark, value in zip(marks, values, strict=True):
+            if mark in own:
                 self.values += value
-            if mark % 256 == 0 or mark in (64, 128):
+            else:
                 self._common[mark] = value
+
+    def _through_items(self, tokens: Sequence[int], marks: Sequence[int]) -> list[bytes]:
+        values = []
+        for start, mark in pairwise([self._position, *marks]):
+            self._feed(self._hasher, tokens, start, mark)
+            self._items = [item for item in self._items if item[0] >= mark]
+            values.append(self._hasher.copy().digest()[:FINGERPRINT_BYTES])
+        return values
 
     def whole(self, tokens: Sequence[int], upto: int) -> bytes:
         """Return the fingerprint of the first `upto` tokens, which must not lie before what is hashed already."""
         self.extend(tokens, upto)
         rest = self._hasher.copy()
         self._feed(rest, tokens, self._position, upto)
-        return rest.digest()
+        return rest.digest()[:FINGERPRINT_BYTES]
 
     def at(self, position: int) -> bytes:
         """Return the fingerprint at `position`, empty where there is none."""
@@ -148,16 +191,11 @@ class Chain:
             position *= 2
         return b"".join(rungs)
 
-    def _advance(self, tokens: Sequence[int], upto: int) -> None:
-        self._feed(self._hasher, tokens, self._position, upto)
-        self._items = [item for item in self._items if item[0] >= upto]
-        self._position = upto
-
-    def _feed(self, hasher: "blake2b", tokens: Sequence[int], start: int, end: int) -> None:
+    def _feed(self, hasher: Any, tokens: Sequence[int], start: int, end: int) -> None:
         for offset, identifier in self._items:
             if offset >= end:
                 break
-            hasher.update(array("q", tokens[start:offset]).tobytes())
+            hasher.update(_encode(tokens[start:offset]))
             hasher.update(b"item" + len(identifier).to_bytes(8, "big") + identifier)
             start = offset
-        hasher.update(array("q", tokens[start:end]).tobytes())
+        hasher.update(_encode(tokens[start:end]))

@@ -1,7 +1,7 @@
 """Fingerprints against a brute-force reference: the keyed hash of every prefix, computed from its start each time."""
 
 from array import array
-from hashlib import blake2b
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,12 @@ from otel_cache.fingerprints import Chain, digest, key_id, load_key
 from otel_cache.semconv.grid import common_grid
 
 KEY = b"k" * 32
-TOKENS = st.lists(st.integers(0, 2**31), max_size=700)
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=700)
 
 
 def prefix(tokens: list[int], end: int, key: bytes = KEY) -> bytes:
     """Return the keyed hash of the first `end` tokens."""
-    return blake2b(array("q", tokens[:end]).tobytes(), key=key, digest_size=8).digest()
+    return sha256(key.ljust(64, b"\0") + array("i", tokens[:end]).tobytes()).digest()[:8]
 
 
 @given(TOKENS, st.sampled_from([1, 3, 16, 64, 100]), st.integers(0, 3), st.lists(st.integers(0, 700), max_size=4))

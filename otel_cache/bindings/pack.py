@@ -3,7 +3,7 @@
 Each function returns records that lack only their number, as functions of it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -86,26 +86,27 @@ def store(
     mask: Sequence[bool] | None,
 ) -> list[Numbered]:
     """A group's manager went over full blocks: what it registered, refused, or did not have."""
-    stored: list[int] = []
-    masked: list[int] = []
-    missing: list[int] = []
-    wanted: list[int] = []
     state = replica.request_state(request)
-    end = (first_block + len(blocks)) * block_size
-    fresh_from, fresh = _extend(replica, state, end)
-    for offset, (block, key) in enumerate(zip(blocks, keys, strict=True)):
-        position = (first_block + offset + 1) * block_size
-        if block.is_null:
-            missing.append(position)
-            if mask is not None and mask[offset]:
-                wanted.append(position)
-        elif key is None:
-            masked.append(position)
-        else:
-            stored.append(position)
-            replica.known[key] = Known(group, position, _at(state, position), state.key, time)
+    first, last = (first_block + 1) * block_size, (first_block + len(blocks)) * block_size
+    fresh_from, fresh = _extend(replica, state, last)
+    positions = range(first, last + 1, block_size)
+    at = partial(_at, state)
+    if None not in keys:  # a dense group: every block was registered
+        runs: list[list[Span]] = [[(first, last, block_size)], [], [], []]
+        named: Iterable[tuple[Any, int]] = zip(keys, positions, strict=True)
+    else:
+        nulls = [block.is_null for block in blocks]
+        rows = list(zip(positions, keys, nulls, mask or [False] * len(blocks), strict=True))
+        chosen = (
+            [position for position, key, _, _ in rows if key is not None],
+            [position for position, key, null, _ in rows if key is None and not null],
+            [position for position, _, null, _ in rows if null],
+            [position for position, _, null, wanted in rows if null and wanted],
+        )
+        runs = [compress_positions(each, block_size) for each in chosen]
+        named = ((key, position) for position, key, _, _ in rows if key is not None)
+    replica.known.update((key, Known(group, position, at(position), state.key, time)) for key, position in named)
     replica.storing.add(request.request_id)
-    runs = [compress_positions(positions, block_size) for positions in (stored, masked, missing, wanted)]
     return [_store(replica, request, time, group, runs, fresh_from, fresh)]
 
 

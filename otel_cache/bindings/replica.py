@@ -4,7 +4,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from otel_cache.bindings import settings
 from otel_cache.bindings.probe import find_function
@@ -36,8 +36,7 @@ class RequestState:
     named: int = 0
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(NamedTuple):
     """What a key in the cache stands for: group, position in tokens, fingerprint, key digest, when stored (ns)."""
 
     group: int

@@ -64,8 +64,9 @@ def prompts(draw: st.DrawFn, block: int) -> list[dict[str, Any]]:
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> dict[str, Any]:
-    """Return a scenario on one replica."""
+    """Return a scenario on one replica or two; overlapping requests are on the same one."""
     engine, block = draw(engines())
+    replicas = draw(st.sampled_from([1, 1, 2]))
     requests: list[dict[str, Any]] = []
     for index in range(draw(st.integers(3, 8))):
         longest = block + 3 if block < 200 else 5
@@ -74,10 +75,20 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
             "prompt": draw(prompts(block)),
             "output_tokens": draw(st.sampled_from([1, 3, longest])),
             "times": draw(st.sampled_from([1, 1, 2, 3])),
+            "replica": draw(st.integers(0, replicas - 1)),
         }
         if requests and draw(st.integers(0, 3)) == 0:
             request["with"] = draw(st.sampled_from([earlier["id"] for earlier in requests]))
         if draw(st.integers(0, 6)) == 0:
             request["cache_salt"] = draw(st.sampled_from("xy"))
         requests.append(request)
-    return {"engine": engine, "replicas": 1, "requests": requests}
+    if draw(st.booleans()):
+        requests.append(_next_turn(requests[0]))
+    return {"engine": engine, "replicas": replicas, "requests": requests}
+
+
+def _next_turn(first: dict[str, Any]) -> dict[str, Any]:
+    """Return a request whose prompt is that of `first`, its answer, and a new question."""
+    sent = first["id"] if first["times"] == 1 else f"{first['id']}-0"
+    answer = {"segment": f"output:{sent}", "tokens": first["output_tokens"]}
+    return {"id": "turn", "prompt": [*first["prompt"], answer, {"segment": "question", "tokens": 50}]}
