@@ -5,14 +5,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from analyzers import model
-from analyzers.finders import required_positions
+from analyzers.fixes import fix_alignment, fix_evicted, fix_not_materialized, fix_shifted
 from analyzers.model import Finding, LookupResult
-from analyzers.settings import Group, Settings
-from analyzers.wording import number
-from otel_cache.semconv import names
+from analyzers.settings import Settings
+from analyzers.wording import cause_of, counted
 
-RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
-RETENTION_FLAG = "--prefix-cache-retention-interval"
+Fix = Callable[[Settings, LookupResult], str]
+
+_REASONS_OF = {
+    model.SHIFTED_BOUNDARY: ("speculation", "aligned_prompt", "shared_prefix", "held_prefix"),
+    model.ALIGNMENT: ("below_minimum", "inside_block", "grid"),
+    model.NOT_MATERIALIZED: ("never_registered",),
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,8 @@ def findings(results: Sequence[LookupResult], settings: Sequence[Settings]) -> l
 
 
 def _main_reason(result: LookupResult, cls: str) -> str:
-    return result.reason if cls in (model.SHIFTED_BOUNDARY, model.ALIGNMENT) else ""
+    reasons = _REASONS_OF.get(cls, ())
+    return ",".join(reason for reason in result.reason.split(",") if reason in reasons)
 
 
 def _finding(case: _Case, lookup: int) -> Finding:
@@ -75,91 +80,20 @@ def _finding(case: _Case, lookup: int) -> Finding:
         "retention_interval": case.settings.retention,
     }
     which = f"{count} lookup{'s' if count > 1 else ''}"
-    summary = f"{headline}: {number(case.tokens)} tokens in {which}"
-    return Finding(rule, summary, evidence, fix(case), case.tokens, lookup)
+    summary = f"{headline}: {counted(case.tokens)} in {which}"
+    cause = cause_of(case.cls, worst.lost, worst.needed_boundary, worst.groups, worst.reason)
+    return Finding(rule, summary, evidence, fix(case.settings, worst), case.tokens, lookup, cause)
 
 
-def states_per_boundary(group: Group) -> int:
-    """Return how many blocks a group keeps for one boundary."""
-    far = 2 * (group.window // group.block_size + 1) * group.block_size
-    return len(required_positions(group, far)) if group.window else 1
+def _constant(text: str) -> Fix:
+    return lambda settings, worst: text
 
 
-def retention_fix(settings: Settings) -> str:
-    """Return how to set the retention interval to the scheduler block in this version of vLLM."""
-    block = settings.scheduler_block
-    flag = f"{RETENTION_FLAG} {block}"
-    if settings.version_tuple < (0, 29):
-        return (
-            f"set the environment variable {RETENTION_VARIABLE}={block} (vLLM {settings.version}; "
-            f"from 0.29 on it is the flag {flag})"
-        )
-    return f"start vLLM with {flag}"
-
-
-def _shifted(case: _Case) -> str:
-    settings, worst = case.settings, case.worst
-    price = max(states_per_boundary(settings.groups[group]) for group in worst.limiting_groups)
-    fix = (
-        f"{retention_fix(settings)}: a state is then kept every {number(settings.scheduler_block)} tokens, "
-        f"at {number(worst.needed_boundary)} too, at the price of {price} block{'s' if price > 1 else ''} "
-        "per group and boundary"
-    )
-    if worst.reason == "held_prefix":
-        return f"first end the loss that moved the boundary (see the finding on it); to keep the state, {fix}"
-    if worst.reason == "speculation" and settings.version_tuple < (0, 30):
-        fix += "; or upgrade: from vLLM 0.30 on the mask keeps the boundary that an identical resend can use"
-    elif worst.reason == "aligned_prompt" and settings.version_tuple < (0, 30):
-        fix += "; or upgrade: from vLLM 0.30 on the boundary below a block-aligned prompt's end is kept"
-    return fix
-
-
-def _not_materialized(case: _Case) -> str:
-    settings, worst = case.settings, case.worst
-    boundary = worst.needed_boundary
-    if worst.reason == "never_registered" or not boundary:
-        return "look at why the earlier request ended before its prompt was computed (aborted or preempted)"
-    fix = f"make a chunk end at {number(boundary)}: --max-num-batched-tokens {_budget(settings, boundary)}"
-    lacking = [group for group in worst.groups if group.group in worst.limiting_groups]
-    if settings.retention == names.RETENTION_DENSE or all(boundary in group.wanted for group in lacking):
-        return f"{fix}; the mask keeps the state there"
-    return f"{fix}, and keep the state there: {retention_fix(settings)}"
-
-
-def _budget(settings: Settings, boundary: int) -> int:
-    """Return the largest batch-token limit, not above today's, that divides the boundary into whole chunks."""
-    block = settings.scheduler_block
-    parts = range(1, boundary // block + 1)
-    sizes = [boundary // n for n in parts if boundary % n == 0 and boundary // n % block == 0]
-    return next((size for size in sizes if size <= (settings.max_batched_tokens or size)), boundary)
-
-
-def _evicted(case: _Case) -> str:
-    return (
-        "give the KV cache more memory (--gpu-memory-utilization, --kv-cache-memory-bytes), or send requests that "
-        "share a prefix closer together or to fewer replicas"
-    )
-
-
-def _alignment(case: _Case) -> str:
-    minimum = number(case.settings.minimum)
-    if "below_minimum" in case.worst.reason:
-        return f"a prefix must have at least {minimum} tokens to be cached here; --prefix-match-unit lowers that"
-    return (
-        f"hits end on multiples of {number(case.settings.alignment)} tokens; a smaller --prefix-match-unit "
-        "or block size brings the boundary closer"
-    )
-
-
-def _constant(text: str) -> Callable[[_Case], str]:
-    return lambda case: text
-
-
-_RULES: dict[str, tuple[str, str, Callable[[_Case], str]]] = {
-    model.SHIFTED_BOUNDARY: ("shifted-boundary", "the retention mask refused the state that a hit needed", _shifted),
-    model.NOT_MATERIALIZED: ("not-materialized", "no state was ever made where a hit needed one", _not_materialized),
-    model.CHECKPOINT_EVICTED: ("checkpoint-evicted", "the state that a hit needed had been evicted", _evicted),
-    model.EVICTED: ("evicted", "the prefix had been evicted", _evicted),
+_RULES: dict[str, tuple[str, str, Fix]] = {
+    model.SHIFTED_BOUNDARY: ("shifted-boundary", "the retention mask refused the state that a hit needed", fix_shifted),
+    model.NOT_MATERIALIZED: ("not-materialized", "no state was ever made where a hit needed one", fix_not_materialized),
+    model.CHECKPOINT_EVICTED: ("checkpoint-evicted", "the state that a hit needed had been evicted", fix_evicted),
+    model.EVICTED: ("evicted", "the prefix had been evicted", fix_evicted),
     model.RESET: ("reset", "the cache had been cleared", _constant("avoid restarts and resets, or warm the cache up")),
     model.IN_FLIGHT: (
         "in-flight", "the prefix was still being computed", _constant(
@@ -171,7 +105,7 @@ _RULES: dict[str, tuple[str, str, Callable[[_Case], str]]] = {
             "route requests that share a prefix to the same replica"
         ),
     ),
-    model.ALIGNMENT: ("alignment", "a hit could not end where the shared prefix ends", _alignment),
+    model.ALIGNMENT: ("alignment", "a hit could not end where the shared prefix ends", fix_alignment),
     model.KEY_DIFFERENCE: (
         "key-difference", "the tokens were cached under another key", _constant(
             "use the same LoRA adapter and the same cache salt where sharing is allowed"

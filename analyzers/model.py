@@ -174,7 +174,11 @@ class Sequence_:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to change. `lookup` is the index into `Analysis.lookups` of the one that shows it best, or None."""
+    """Something to change.
+
+    `lookup` is the index into `Analysis.lookups` of the one that shows it best, or None; `cause` says in one sentence
+    what happened there.
+    """
 
     rule: str
     summary: str
@@ -182,6 +186,7 @@ class Finding:
     fix: str
     tokens_lost: int
     lookup: int | None = None
+    cause: str = ""
 
 
 @dataclass(frozen=True)

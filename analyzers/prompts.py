@@ -104,3 +104,30 @@ def marks_of(prompt: Prompt, settings: Settings) -> Iterator[tuple[int, int]]:
     yield from prompt.marks
     if prompt.whole != UNKNOWN:
         yield prompt.tokens, prompt.whole
+
+
+def common_prefix(one: "array[int]", other: "array[int]") -> int:
+    """Return how many entries two chains share from the start: equal at one place means equal before it."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1] != UNKNOWN:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def contains(prompt: Prompt, other: Prompt) -> bool:
+    """Whether `prompt` holds all of `other`, as far as hash blocks tell."""
+    return prompt.tokens >= other.tokens and common_prefix(prompt.chain, other.chain) == len(other.chain)
+
+
+def last_mark(prompt: Prompt, settings: Settings) -> int:
+    """Return how many tokens of `prompt` its last fingerprint covers that another prompt can have too.
+
+    That is on the replica's own grid and on the common one; the fingerprint of the whole prompt is not on a grid.
+    """
+    ends = (end for end, _ in marks_of(prompt, settings) if end <= prompt.tokens)
+    whole = prompt.tokens if prompt.whole != UNKNOWN else None
+    return max((end for end in ends if end != whole), default=0)

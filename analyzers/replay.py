@@ -8,8 +8,9 @@ from typing import Any
 
 from analyzers import model
 from analyzers.ladder import Explained, Seen, explain
-from analyzers.prompts import UNKNOWN, Prompt, PromptBook, marks_of
+from analyzers.prompts import UNKNOWN, Prompt, PromptBook, common_prefix, contains, marks_of
 from analyzers.residency import Loss, Residency
+from analyzers.seen import SeenPrefixes
 from analyzers.settings import Settings, read_settings
 from otel_cache.semconv.positions import parse_positions
 
@@ -27,7 +28,7 @@ class Replayed:
         explained: its ladder; None where the evidence has holes and nothing can be said.
         relative: index (into the replayed lookups) of the latest earlier lookup that shares the longest prefix.
         shared: tokens of that prefix.
-        producer_tokens: prompt tokens of the request that refused the needed boundary; 0 where none did.
+        holds_producer: whether its prompt contains all that is named of the one whose request refused the boundary.
 
     """
 
@@ -38,7 +39,7 @@ class Replayed:
     explained: Explained | None
     relative: int | None
     shared: int
-    producer_tokens: int
+    holds_producer: bool
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,16 @@ class Replay:
         self._settings = [read_settings(life.attributes, f"replica {life.replica}") for life in capture.lives]
         self._caches = [Residency(settings) for settings in self._settings]
         self._books: dict[tuple[str, int, int], PromptBook] = {}
-        self._seen: dict[int, int] = {}
-        self._plain: set[int] = set()
+        self._seen = SeenPrefixes()
+        self._plain = SeenPrefixes()
+        self._lookup_of: dict[int, int] = {}
+        self._latest_lookup: dict[tuple[int, str], int] = {}
         self._keyed = any(row for row in capture.lookups["key"].to_list())
         self._prompts: dict[tuple[int, str], Prompt] = {}
         self._first_seen: dict[tuple[int, str], int] = {}
         self._holes = [False for _ in capture.lives]
         self._gaps: list[list[int]] = [[] for _ in capture.lives]
-        self._progress: dict[tuple[int, str], list[tuple[int, int]]] = {}
+        self._progress: dict[tuple[int, str], list[tuple[int, list[range]]]] = {}
         self._ends: dict[int, list[int]] = {}
         self.missing = 0
         self.replayed: list[Replayed] = []
@@ -126,9 +129,9 @@ class Replay:
             if row["number"] is not None:
                 numbers.setdefault(life, {})[row["number"]] = row["sequence"]
             if kind == "store":
-                reach = self._reach(self._settings[life], row)
-                if reach:
-                    self._progress.setdefault((life, row["request_id"]), []).append((time, reach))
+                runs = self._registered(self._settings[life], row)
+                if runs:
+                    self._progress.setdefault((life, row["request_id"]), []).append((time, runs))
         for life, known in numbers.items():
             self.missing += max(known) + 1 - len(known)
             self._gaps[life] = gaps(known)
@@ -149,13 +152,13 @@ class Replay:
                 if other != life and self._capture.lives[other].replica == replica and end < begin
             ]
 
-    def _reach(self, settings: Settings, row: Mapping[str, Any]) -> int:
-        """Return the last position that a store row registers in a dense group, or computes where there is none."""
+    def _registered(self, settings: Settings, row: Mapping[str, Any]) -> list[range]:
+        """Return the positions that a store row registers in a dense group, or computes where there is none."""
         dense = settings.dense_groups
         if dense and row["group"] != dense[0].index:
-            return 0
+            return []
         columns = ("stored",) if dense else ("stored", "masked", "not_materialized")
-        return max((run[-1] for column in columns for run in parse_positions(row[column])), default=0)
+        return [run for column in columns for run in parse_positions(row[column])]
 
     def _book(self, settings: Settings) -> PromptBook:
         key = (settings.fingerprint_key_id, settings.hash_block, settings.lookahead)
@@ -166,8 +169,7 @@ class Replay:
         prompt = self._book(settings).read(settings, row)
         name = (life, row["request_id"])
         self._first_seen.setdefault(name, time)
-        seen, relative = self._seen_of(settings, prompt)
-        index = len(self.replayed)
+        seen, relative = self._seen_of(settings, prompt, name)
         explained = None
         named = prompt.whole != UNKNOWN and UNKNOWN not in prompt.chain
         if named and settings.predictable and not self._holes[life] and settings.prefix_caching:
@@ -182,10 +184,11 @@ class Replay:
         needed = explained.needed if explained else row["hit_tokens"]
         snapshot = self._snapshot(life, prompt.chain, needed, explained)
         producer = next((e.refusal.request for e in explained.missing if e.refusal), None) if explained else None
-        tokens = self._prompts[life, producer].tokens if producer is not None else 0
-        self.replayed.append(Replayed(row, settings, prompt, snapshot, explained, relative, seen.same_key, tokens))
+        whole = producer is not None and contains(prompt, self._prompts[life, producer])
+        self.replayed.append(Replayed(row, settings, prompt, snapshot, explained, relative, seen.same_key, whole))
         self._prompts[name] = prompt
-        self._remember(prompt, settings, index, 0)
+        self._latest_lookup[name] = len(self.replayed) - 1
+        self._remember(prompt, name, 0)
 
     def _snapshot(self, life: int, chain: "array[int]", needed: int, explained: Explained | None) -> Snapshot:
         cache = self._caches[life]
@@ -212,32 +215,34 @@ class Replay:
             prompt = self._prompts[name] = Prompt(array("Q"), [], 0, UNKNOWN, b"")
         if row["values"]:
             begin = self._book(settings).extend(prompt, settings, row["first"], row["values"])
-            index = self._seen.get(prompt.chain[begin - 1], len(self.replayed) - 1) if begin else 0
-            self._remember(Prompt(prompt.chain, [], 0, UNKNOWN, prompt.key), settings, index, begin)
+            self._remember(Prompt(prompt.chain, [], 0, UNKNOWN, prompt.key), name, begin)
         if 0 <= row["group"] < len(settings.groups):
             self._caches[life].store(row, prompt.chain)
 
-    def _seen_of(self, settings: Settings, prompt: Prompt) -> tuple[Seen, int | None]:
+    def _seen_of(self, settings: Settings, prompt: Prompt, name: tuple[int, str]) -> tuple[Seen, int | None]:
         same = other = 0
         relative = None
         mix = int.from_bytes(prompt.key, "little") if prompt.key else 0
         for end, identity in marks_of(prompt, settings):
-            if end > same and identity in self._seen:
-                same, relative = end, self._seen[identity]
-            if self._keyed and end > other and identity ^ mix in self._plain:
+            if end > same and (index := self._seen.find(identity, name)) is not None:
+                same, relative = end, self._lookup_of.get(index)
+            if self._keyed and end > other and self._plain.find(identity ^ mix, name) is not None:
                 other = end
         return Seen(min(same, prompt.tokens), min(max(same, other), prompt.tokens)), relative
 
-    def _remember(self, prompt: Prompt, settings: Settings, index: int, begin: int) -> None:
+    def _remember(self, prompt: Prompt, name: tuple[int, str], begin: int) -> None:
+        """Note the prefixes of `prompt` from entry `begin` of its chain on, as those of the latest lookup of `name`."""
+        index = self._seen.begin(name)
+        self._lookup_of[index] = self._latest_lookup.get(name, len(self.replayed) - 1)
+        self._latest_lookup[name] = self._lookup_of[index]
         mix = int.from_bytes(prompt.key, "little") if prompt.key else 0
         known = array("Q", prompt.chain[begin:])
         known.extend(identity for _, identity in prompt.marks)
         if prompt.whole != UNKNOWN:
             known.append(prompt.whole)
-        for identity in known:
-            self._seen[identity] = index
+        self._seen.add(known, index)
         if self._keyed:
-            self._plain.update(identity ^ mix for identity in known)
+            self._plain.add((identity ^ mix for identity in known), self._plain.begin(name))
 
     def _coming(self, chain: "array[int]", settings: Settings, after: int, time: int, name: tuple[int, str]) -> int:
         """Return how far producers that were at work at `time` registered `chain` afterwards, in tokens."""
@@ -248,20 +253,14 @@ class Replay:
             prompt = self._prompts[producer]
             if _comparable(self._settings[producer[0]], settings):
                 shared = common_prefix(chain, prompt.chain) * settings.hash_block
-                reached = max(reached, min(shared, progress[-1][1]))
+                reached = max([reached, *(last_within(run, shared) for _, runs in progress for run in runs)])
         return reached
 
 
-def common_prefix(one: "array[int]", other: "array[int]") -> int:
-    """Return how many entries two chains share from the start: equal at one place means equal before it."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[middle - 1] == other[middle - 1] != UNKNOWN:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def last_within(run: range, limit: int) -> int:
+    """Return the last position of an ascending `run` that is at most `limit`; 0: there is none."""
+    count = (min(limit, run[-1]) - run.start) // run.step
+    return run[count] if count >= 0 else 0
 
 
 def gaps(known: Mapping[int, int]) -> list[int]:

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analyzers import model
-from analyzers.ladder import Missing
+from analyzers.ladder import Explained, Missing
 from analyzers.model import GroupState, LookupResult
 from analyzers.replay import Replayed
-from analyzers.wording import cause_of
+from analyzers.wording import cause_of, main_class
 
 SHOWN_POSITIONS = 16
-COMMON_STEP = 256
 HELD_LESS = (model.EVICTED, model.RESET, model.HELD_ELSEWHERE, model.IN_FLIGHT)
 """Losses that leave less of the prefix than the request that computed it had, and so move the needed boundary."""
 
@@ -57,8 +56,9 @@ def _result(
             lost[model.UNEXPLAINED] = predicted - hit
     if used < hit:
         lost[model.DISCARDED] = hit - used
-    states = _group_states(one, needed, passes, lost)
+    states = _group_states(one, needed, passes)
     missing = explained.missing if explained and explained.predicted < explained.needed else ()
+    reason, main = _reason(one, missing), main_class(lost)
     return LookupResult(
         request_id=row["request_id"],
         replica=life.replica,
@@ -72,14 +72,14 @@ def _result(
         lost={cls: lost[cls] for cls in model.CLASSES if lost.get(cls)},
         limiting_groups=sorted(entry.group.index for entry in missing),
         groups=states,
-        reason=_reason(one, missing),
-        cause=cause_of(lost, needed, states, _reason(one, missing)),
+        reason=reason,
+        cause=cause_of(main, lost, needed, states, reason) if main else "",
         producer=next((entry.refusal.request for entry in missing if entry.refusal), None),
     )
 
 
 def _group_states(
-    one: Replayed, needed: int, passes: Mapping[tuple[int, str, int], Mapping[str, Any]], lost: Mapping[str, int]
+    one: Replayed, needed: int, passes: Mapping[tuple[int, str, int], Mapping[str, Any]]
 ) -> list[GroupState]:
     missing: dict[int, Missing] = {}
     if one.explained:
@@ -114,16 +114,22 @@ def _group_states(
 
 
 def _reason(one: Replayed, missing: Sequence[Missing]) -> str:
-    """Return why the boundary shifted: what the producer's mask wanted against what this request needed."""
+    """Return why tokens were lost to the grid, and why the boundary shifted, separated by commas."""
     if not one.explained:
         return ""
+    return ",".join(filter(None, (one.explained.reason, _shift_reason(one, one.explained, missing))))
+
+
+def _shift_reason(one: Replayed, explained: Explained, missing: Sequence[Missing]) -> str:
+    """Return what the producer's mask wanted against what this request needed; "" where no boundary shifted."""
     if not any(entry.state == "masked" for entry in missing) or any(
         entry.state == "not_materialized" for entry in missing
     ):
-        return one.explained.reason
-    if any(one.explained.lost.get(cls) for cls in HELD_LESS):
+        return ""
+    if any(explained.lost.get(cls) for cls in HELD_LESS):
         return "held_prefix"
-    # What is shared is known to the last position that both prompts name, on the common grid of 256 tokens.
-    if one.shared < one.producer_tokens // COMMON_STEP * COMMON_STEP:
+    if not one.holds_producer:
         return "shared_prefix"
+    if not any(position > explained.needed for wanted in one.residency.wanted.values() for position in wanted):
+        return ""
     return "speculation" if any(group.drops for group in one.settings.groups) else "aligned_prompt"

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Literal
 
 from analyzers.model import LookupResult, Sequence_
-from analyzers.prompts import UNKNOWN
+from analyzers.prompts import UNKNOWN, last_mark
 from analyzers.replay import Replayed
 
 Shape = Literal["identical", "extension", "divergence"]
@@ -68,9 +68,8 @@ def _new_family(index: int, one: Replayed, replayed: Sequence[Replayed]) -> _Fam
     other = replayed[relative]
     if other.row["life"] != one.row["life"] or other.row["request_id"] == one.row["request_id"]:
         return _Family([index], None, "identical", 0)
-    # The shared length is known to the last position that both prompts name: the common grid of 256 tokens.
-    contains = one.shared >= other.prompt.tokens // 256 * 256 and one.prompt.tokens > other.prompt.tokens
-    return _Family([index], relative, "extension" if contains else "divergence", one.shared)
+    longer = one.prompt.tokens > other.prompt.tokens and one.shared >= last_mark(other.prompt, other.settings)
+    return _Family([index], relative, "extension" if longer else "divergence", one.shared)
 
 
 def _continued(family: _Family, families: Sequence[_Family]) -> _Family | None:

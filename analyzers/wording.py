@@ -13,21 +13,26 @@ _REASONS = {
 }
 
 _SENTENCES = {
-    model.EVICTED: "{tokens} tokens of the prefix had been cached here and were evicted before this lookup",
-    model.RESET: "{tokens} tokens of the prefix went when the cache was cleared or the replica restarted",
-    model.HELD_ELSEWHERE: "another replica held {tokens} tokens of the prefix that this one never had",
-    model.IN_FLIGHT: "{tokens} tokens of the prefix were still being computed by an earlier request",
-    model.KEY_DIFFERENCE: "{tokens} tokens match an earlier prompt under another LoRA adapter or cache salt",
+    model.EVICTED: "{tokens} of the prefix had been cached here and were evicted before this lookup",
+    model.RESET: "{tokens} of the prefix went when the cache was cleared or the replica restarted",
+    model.HELD_ELSEWHERE: "another replica held {tokens} of the prefix that this one never had",
+    model.IN_FLIGHT: "{tokens} of the prefix were still being computed by an earlier request",
+    model.KEY_DIFFERENCE: "{tokens} match an earlier prompt under another LoRA adapter or cache salt",
     model.SKIPPED: "the lookup was skipped: prefix caching is off, or off for this request",
-    model.DISCARDED: "admission threw {tokens} tokens of the hit away",
+    model.DISCARDED: "admission threw {tokens} of the hit away",
     model.UNKNOWN: "records are missing, so no cause can be given",
-    model.UNEXPLAINED: "the evidence predicts a hit that differs by {tokens} tokens from vLLM's",
+    model.UNEXPLAINED: "the evidence predicts a hit that differs by {tokens} from vLLM's",
 }
 
 
 def number(tokens: int) -> str:
     """Write a count with thousands separators."""
     return f"{tokens:,}"
+
+
+def counted(tokens: int) -> str:
+    """Write a number of tokens with its unit."""
+    return f"{number(tokens)} token{'' if tokens == 1 else 's'}"
 
 
 def group_names(states: Sequence[GroupState]) -> str:
@@ -44,17 +49,19 @@ def group_names(states: Sequence[GroupState]) -> str:
     return f"group{'s' if len(indexes) > 1 else ''} {text} ({kinds})"
 
 
-def cause_of(lost: Mapping[str, int], boundary: int, states: Sequence[GroupState], reason: str) -> str:
-    """Say in one sentence what the largest avoidable loss came from; "" where nothing avoidable was lost."""
-    avoidable = {cls: tokens for cls, tokens in lost.items() if cls not in model.BY_DESIGN and tokens}
-    if not avoidable:
-        return ""
-    cls = max(avoidable, key=lambda c: (abs(avoidable[c]), -model.CLASSES.index(c)))
-    tokens, at = number(abs(avoidable[cls])), number(boundary)
+def main_class(lost: Mapping[str, int]) -> str | None:
+    """Return the class of the largest avoidable loss; None: nothing avoidable was lost."""
+    avoidable = {cls: abs(tokens) for cls, tokens in lost.items() if cls not in model.BY_DESIGN and tokens}
+    return max(avoidable, key=lambda cls: (avoidable[cls], -model.CLASSES.index(cls)), default=None)
+
+
+def cause_of(cls: str, lost: Mapping[str, int], boundary: int, states: Sequence[GroupState], reason: str) -> str:
+    """Say in one sentence what the loss of class `cls` came from."""
+    tokens, at = counted(abs(lost[cls])), number(boundary)
     if cls == model.SHIFTED_BOUNDARY:
         return _shifted(at, states, reason)
     if cls == model.NOT_MATERIALIZED:
-        return _never_made(at, states, tokens, reason)
+        return _never_made(at, states, tokens)
     if cls == model.CHECKPOINT_EVICTED:
         evicted = group_names([state for state in states if state.state == "evicted"])
         return f"{evicted} had the state at {at}, but it was evicted before this lookup"
@@ -66,17 +73,21 @@ def cause_of(lost: Mapping[str, int], boundary: int, states: Sequence[GroupState
 def _shifted(at: str, states: Sequence[GroupState], reason: str) -> str:
     lacking = [state for state in states if state.state == "masked"]
     wanted = sorted({position for state in lacking for position in state.wanted})
-    said = ", ".join(number(position) for position in wanted) or "no position"
-    if wanted and {position for state in lacking for position in state.unmade} >= set(wanted):
+    refused = f"the state of {group_names(lacking)} at {at} was computed, but the retention mask refused it"
+    if not wanted:
+        return refused
+    said = ", ".join(number(position) for position in wanted)
+    if {position for state in lacking for position in state.unmade} >= set(wanted):
         said += ", where no chunk ended"
-    why = _REASONS.get(reason, "it wanted {wanted}").format(wanted=said)
-    return f"the state of {group_names(lacking)} at {at} was computed, but the retention mask refused it: {why}"
+    template = next((_REASONS[part] for part in reason.split(",") if part in _REASONS), "it wanted {wanted}")
+    why = template.format(wanted=said)
+    return f"{refused}: {why}"
 
 
-def _never_made(at: str, states: Sequence[GroupState], tokens: str, reason: str) -> str:
+def _never_made(at: str, states: Sequence[GroupState], tokens: str) -> str:
     lacking = [state for state in states if state.state == "not_materialized"]
-    if not lacking or reason == "never_registered":
-        return f"{tokens} tokens of the prefix were in an earlier prompt, but no request ever registered them"
+    if not lacking:
+        return f"{tokens} of the prefix were in an earlier prompt, but no request ever registered them"
     ends = sorted({state.chunk_end for state in lacking if state.chunk_end is not None})
     chunk = f": the chunk that ran over it ended at {', '.join(number(end) for end in ends)}" if ends else ""
     return f"{group_names(lacking)} never had a state at {at}, because no chunk ended there{chunk}"
@@ -84,7 +95,7 @@ def _never_made(at: str, states: Sequence[GroupState], tokens: str, reason: str)
 
 def _alignment(tokens: str, reason: str) -> str:
     if "below_minimum" in reason:
-        return f"the shared prefix of {tokens} tokens is shorter than the smallest prefix that can be cached"
+        return f"the shared prefix of {tokens} is shorter than the smallest prefix that can be cached"
     if "inside_block" in reason:
-        return f"{tokens} tokens lie inside a block that is registered at its end only"
-    return f"{tokens} tokens lie between the last position a hit can end on and what the cache held"
+        return f"{tokens} lie inside a block that is registered at its end only"
+    return f"{tokens} lie between the last position a hit can end on and what the cache held"

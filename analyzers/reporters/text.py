@@ -94,8 +94,8 @@ def _finding(number: int, finding: Finding, analysis: Analysis, width: int, pain
     if finding.lookup is not None:
         lookup = analysis.lookups[finding.lookup]
         lines += _field("Seen at", _where(lookup), width)
-        if lookup.cause:
-            lines += _field("Cause", lookup.cause, width)
+        if finding.cause:
+            lines += _field("Cause", finding.cause, width)
         lines += boundary_table(lookup, width, INDENT * 2)
     else:
         lines += _field("Evidence", "; ".join(f"{key}: {finding.evidence[key]}" for key in finding.evidence), width)

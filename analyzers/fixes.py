@@ -1,0 +1,115 @@
+"""Fixes: the flag or the change that gives a lost class of tokens back, in this version of vLLM and this layout."""
+
+from collections.abc import Sequence
+
+from analyzers.finders import required_positions
+from analyzers.model import GroupState, LookupResult
+from analyzers.settings import Group, Settings
+from analyzers.wording import number
+from otel_cache.semconv import names
+
+RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+RETENTION_FLAG = "--prefix-cache-retention-interval"
+BUDGET_FLAG = "--max-num-batched-tokens"
+CURED = (0, 30)
+"""From this version on the mask keeps the boundaries that a resend of the same prompt can use."""
+
+
+def states_per_boundary(group: Group) -> int:
+    """Return how many blocks a group keeps for one boundary."""
+    far = 2 * (group.window // group.block_size + 1) * group.block_size
+    return len(required_positions(group, far)) if group.window else 1
+
+
+def retention_fix(settings: Settings) -> str:
+    """Say how to set the retention interval to the scheduler block in this version of vLLM."""
+    block = settings.scheduler_block
+    flag = f"{RETENTION_FLAG} {block}"
+    if settings.version_tuple < (0, 29):
+        return (
+            f"set the environment variable {RETENTION_VARIABLE}={block} (vLLM {settings.version}; "
+            f"from 0.29 on it is the flag {flag})"
+        )
+    return f"start vLLM with {flag}"
+
+
+def fix_shifted(settings: Settings, worst: LookupResult) -> str:
+    """Say how to keep the state that the mask refused."""
+    at = worst.needed_boundary
+    reasons = worst.reason.split(",")
+    if at % settings.scheduler_block:
+        return (
+            f"no retention interval keeps a state at {number(at)}, which is no multiple of the scheduler block of "
+            f"{number(settings.scheduler_block)}: let shared prefixes end on such a multiple, or use smaller blocks"
+        )
+    price = max((states_per_boundary(settings.groups[group]) for group in worst.limiting_groups), default=1)
+    fix = (
+        f"{retention_fix(settings)}: a state is then kept every {number(settings.scheduler_block)} tokens, at "
+        f"{number(at)} too, at the price of {price} block{'s' if price > 1 else ''} per group and boundary"
+    )
+    if "held_prefix" in reasons:
+        return f"first end the loss that moved the boundary (see the finding on it); to keep the state, {fix}"
+    if settings.version_tuple < CURED and "speculation" in reasons:
+        fix += "; or upgrade: from vLLM 0.30 on the mask keeps the boundary that an identical resend can use"
+    elif settings.version_tuple < CURED and "aligned_prompt" in reasons:
+        fix += "; or upgrade: from vLLM 0.30 on the boundary below a block-aligned prompt's end is kept"
+    return fix
+
+
+def fix_not_materialized(settings: Settings, worst: LookupResult) -> str:
+    """Say how to make a chunk end where a state was needed."""
+    at = worst.needed_boundary
+    lacking = [group for group in worst.groups if group.group in worst.limiting_groups]
+    if not at or not lacking:
+        return "look at why the earlier request ended before its prompt was computed (aborted or preempted)"
+    if at % settings.scheduler_block:
+        return (
+            f"no chunk can be made to end at {number(at)}: chunks end on multiples of the scheduler block of "
+            f"{number(settings.scheduler_block)}; let shared prefixes end on such a multiple"
+        )
+    budget = chunk_budget(settings, at)
+    if budget is None:
+        return (
+            f"a prompt that is computed alone ends a chunk at {number(at)} with today's {BUDGET_FLAG} "
+            f"{settings.max_batched_tokens} already; this one began elsewhere or shared its steps with others"
+        )
+    fix = f"make a chunk of a prompt that is computed alone end at {number(at)}: {BUDGET_FLAG} {budget}"
+    if settings.retention == names.RETENTION_DENSE or _mask_wants(lacking, at):
+        return f"{fix}; the mask keeps the state there"
+    return f"{fix}, and keep the state there: {retention_fix(settings)}"
+
+
+def _mask_wants(lacking: Sequence[GroupState], boundary: int) -> bool:
+    return all(boundary in group.wanted for group in lacking)
+
+
+def chunk_budget(settings: Settings, boundary: int) -> int | None:
+    """Return the largest batch-token limit, not above today's, with which chunks from 0 on end at `boundary`.
+
+    Chunks end on multiples of the scheduler block. None: today's limit is the answer already.
+    """
+    block, today = settings.scheduler_block, settings.max_batched_tokens
+    sizes = (boundary // n for n in range(1, boundary // block + 1) if boundary % n == 0)
+    found = next((size for size in sizes if size % block == 0 and (not today or size <= today)), block)
+    return None if today and found == today // block * block else found
+
+
+def fix_evicted(settings: Settings, worst: LookupResult) -> str:
+    """Say how to keep what was evicted."""
+    return (
+        "give the KV cache more memory (--gpu-memory-utilization, --kv-cache-memory-bytes), or send requests that "
+        "share a prefix closer together or to fewer replicas"
+    )
+
+
+def fix_alignment(settings: Settings, worst: LookupResult) -> str:
+    """Say how to make a hit end closer to where the shared prefix ends."""
+    if "below_minimum" in worst.reason:
+        return (
+            f"a prefix must have at least {number(settings.minimum)} tokens to be cached here; "
+            "a smaller --prefix-match-unit or block size lowers that"
+        )
+    return (
+        f"hits end on multiples of {number(settings.alignment)} tokens; a smaller --prefix-match-unit "
+        "or block size brings the boundary closer"
+    )

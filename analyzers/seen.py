@@ -1,0 +1,37 @@
+"""Which prefixes have been in a prompt or an answer before, and whose."""
+
+from collections.abc import Iterable
+
+
+class SeenPrefixes:
+    """The requests that named each prefix, as far as they are needed: the latest, and the latest of another.
+
+    A request is looked up again while it waits; its own prompt is not an earlier request's.
+    """
+
+    def __init__(self) -> None:
+        """Begin with no prefix."""
+        self._latest: dict[int, int] = {}
+        self._before: dict[int, int] = {}
+        self._owner: list[tuple[int, str]] = []
+
+    def begin(self, owner: tuple[int, str]) -> int:
+        """Return the index under which `owner`, a life and a request id, adds prefixes from now on."""
+        self._owner.append(owner)
+        return len(self._owner) - 1
+
+    def add(self, identities: Iterable[int], index: int) -> None:
+        """Note that the owner of `index` has the prefixes `identities`."""
+        latest, owners = self._latest, self._owner
+        for identity in identities:
+            known = latest.get(identity)
+            if known is not None and owners[known] != owners[index]:
+                self._before[identity] = known
+            latest[identity] = index
+
+    def find(self, identity: int, owner: tuple[int, str]) -> int | None:
+        """Return the index of the latest other owner of `identity`; None: nobody else has had it."""
+        index = self._latest.get(identity)
+        if index is not None and self._owner[index] == owner:
+            return self._before.get(identity)
+        return index
