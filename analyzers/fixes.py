@@ -73,7 +73,10 @@ def fix_not_materialized(settings: Settings, worst: LookupResult) -> str:
             f"a prompt that is computed alone ends a chunk at {number(at)} with today's {BUDGET_FLAG} "
             f"{settings.max_batched_tokens} already; this one began elsewhere or shared its steps with others"
         )
-    fix = f"make a chunk of a prompt that is computed alone end at {number(at)}: {BUDGET_FLAG} {budget}"
+    fix = (
+        f"make a chunk of a prompt that is computed alone end at {number(at)}: {BUDGET_FLAG} {budget} (for all "
+        "requests: smaller chunks make long prefills slower)"
+    )
     if settings.retention == names.RETENTION_DENSE or _mask_wants(lacking, at):
         return f"{fix}; the mask keeps the state there"
     return f"{fix}, and keep the state there: {retention_fix(settings)}"

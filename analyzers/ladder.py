@@ -150,7 +150,7 @@ def _loss_class(residencies: Sequence[Residency], chain: "array[int]", position:
     for residency in residencies:
         for group in residency.settings.dense_groups:
             index = (position // group.block_size + 1) * group.block_size // residency.settings.hash_block - 1
-            if index < len(chain) and (loss := residency.groups[group.index].lost.get(chain[index])):
+            if 0 <= index < len(chain) and (loss := residency.groups[group.index].lost.get(chain[index])):
                 reasons.add(loss.reason)
     return model.RESET if reasons == {"reset"} else model.EVICTED
 
@@ -168,6 +168,8 @@ def find_missing(here: Residency, chain: "array[int]", boundary: int) -> list[Mi
         ]
         if not lacking:
             continue
+        # Of a run of blocks the one closest to the boundary speaks for all.
+        lacking.reverse()
         refusals = [r for identity in lacking if (r := residency.refused.get(identity))]
         never = next((r for r in refusals if r.state == "not_materialized"), None)
         masked = next((r for r in refusals if r.state == "masked"), None)

@@ -90,11 +90,10 @@ def _group_states(
         seen = passes.get((one.row["life"], one.row["span_id"], group.index), {})
         entry = missing.get(group.index)
         below, above = one.residency.below[group.index], one.residency.above[group.index]
+        # Without a boundary that a hit could have had, there is nothing that a group could lack.
         state: model.State = "stored" if known and needed else "unknown"
         if entry:
             state = entry.state
-        elif known and not needed:
-            state = "stored" if below is not None else "not_materialized"
         states.append(
             GroupState(
                 group=group.index,

@@ -94,52 +94,119 @@ class Settings:
             return 0, 0
 
 
+MAX_TOKENS = 2**31 - 1
+"""No block, window or limit of a model is larger; a number beyond it is damage."""
+
+
+class _Attributes:
+    """Resource attributes of `where`, read strictly: an attribute that is missing or of another type is an error."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self._values = values
+        self._where = where
+
+    def integer(self, name: str, least: int = 0, default: int | None = None) -> int:
+        return self._integer(name, self._get(name, default), least)
+
+    def integers(self, name: str, least: int = 0) -> list[int]:
+        return [self._integer(name, value, least) for value in self._list(name)]
+
+    def flag(self, name: str) -> bool:
+        return self._flag(name, self._get(name, None))
+
+    def flags(self, name: str) -> list[bool]:
+        return [self._flag(name, value) for value in self._list(name)]
+
+    def text(self, name: str, default: str | None = None) -> str:
+        return self._text(name, self._get(name, default))
+
+    def texts(self, name: str) -> list[str]:
+        return [self._text(name, value) for value in self._list(name)]
+
+    def fail(self, name: str, expected: str) -> CaptureError:
+        """Return the error that says what is wrong with attribute `name`."""
+        found = repr(self._values[name])[:60] if name in self._values else "it is missing"
+        return CaptureError(
+            f"the resource of {self._where}: {name} is not {expected} ({found}); "
+            "was the capture cut, or written by another program?"
+        )
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self._values.get(name, default)
+        if value is None:
+            raise self.fail(name, "there")
+        return value
+
+    def _list(self, name: str) -> list[Any]:
+        value = self._get(name, None)
+        if not isinstance(value, list | tuple):
+            raise self.fail(name, "a list")
+        return list(value)
+
+    def _integer(self, name: str, value: Any, least: int) -> int:
+        # bool is an int to Python, not to OpenTelemetry.
+        if type(value) is not int or not least <= value <= MAX_TOKENS:
+            raise self.fail(name, f"a number from {least} to {MAX_TOKENS}")
+        return value
+
+    def _flag(self, name: str, value: Any) -> bool:
+        if type(value) is not bool:
+            raise self.fail(name, "true or false")
+        return value
+
+    def _text(self, name: str, value: Any) -> str:
+        if type(value) is not str:
+            raise self.fail(name, "text")
+        return value
+
+
 def read_settings(attributes: Mapping[str, Any], where: str) -> Settings:
     """Return the settings that the resource `attributes` of `where` give.
 
     Raises:
-        CaptureError: an attribute that prediction needs is missing or is not of its type.
+        CaptureError: an attribute that prediction needs is missing or is not of its type; names it.
 
     """
-    try:
-        kinds = list(attributes[names.GROUPS_KIND])
-        groups = tuple(
-            Group(index, str(kind), int(size), int(window), bool(flagged), bool(drops), bool(fine))
-            for index, (kind, size, window, flagged, drops, fine) in enumerate(
-                zip(
-                    kinds,
-                    attributes[names.GROUPS_BLOCK_SIZE],
-                    attributes[names.GROUPS_WINDOW],
-                    attributes[names.GROUPS_FLAGGED],
-                    attributes[names.GROUPS_DROPS],
-                    attributes[names.GROUPS_FINE_GRAINED],
-                    strict=True,
-                )
-            )
-        )
-        order = tuple(tuple(int(i) for i in ids.split(",")) for ids in attributes[names.GROUPS_LOOKUP_ORDER])
-        settings = Settings(
-            groups=groups,
-            order=order,
-            alignment=int(attributes[names.HIT_ALIGNMENT]),
-            hash_block=int(attributes[names.HASH_BLOCK_SIZE]),
-            scheduler_block=int(attributes[names.SCHEDULER_BLOCK_SIZE]),
-            lookahead=int(attributes[names.HASH_LOOKAHEAD_TOKENS]),
-            partial_hits=bool(attributes[names.PARTIAL_HITS]),
-            block_beyond=attributes[names.PROOF_LIMIT] == names.PROOF_BLOCK_BEYOND,
-            prefix_caching=bool(attributes[names.PREFIX_CACHING]),
-            retention=str(attributes[names.RETENTION_INTERVAL]),
-            version=str(attributes.get(names.VLLM_VERSION, "")),
-            speculative_method=str(attributes.get(names.SPECULATIVE_METHOD, "")),
-            max_batched_tokens=int(attributes.get(names.MAX_BATCHED_TOKENS, 0)),
-            fingerprint_key_id=str(attributes.get(names.FINGERPRINT_KEY_ID, "")),
-        )
-        sizes = [settings.alignment, settings.hash_block, *(group.block_size for group in groups)]
-        if min(sizes) < 1 or any(not 0 <= i < len(groups) for ids in order for i in ids):
-            raise ValueError("a block size below 1, or a group that does not exist")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CaptureError(
-            f"the resource of {where} lacks what the analysis needs ({type(error).__name__}: {error}); "
-            "was the capture cut, or written by another program?"
-        ) from error
+    read = _Attributes(attributes, where)
+    groups = _read_groups(read)
+    order = tuple(_read_ids(read, ids, len(groups)) for ids in read.texts(names.GROUPS_LOOKUP_ORDER))
+    settings = Settings(
+        groups=groups,
+        order=order,
+        alignment=read.integer(names.HIT_ALIGNMENT, 1),
+        hash_block=read.integer(names.HASH_BLOCK_SIZE, 1),
+        scheduler_block=read.integer(names.SCHEDULER_BLOCK_SIZE, 1),
+        lookahead=read.integer(names.HASH_LOOKAHEAD_TOKENS),
+        partial_hits=read.flag(names.PARTIAL_HITS),
+        block_beyond=read.text(names.PROOF_LIMIT) == names.PROOF_BLOCK_BEYOND,
+        prefix_caching=read.flag(names.PREFIX_CACHING),
+        retention=read.text(names.RETENTION_INTERVAL),
+        version=read.text(names.VLLM_VERSION, ""),
+        speculative_method=read.text(names.SPECULATIVE_METHOD, ""),
+        max_batched_tokens=read.integer(names.MAX_BATCHED_TOKENS, default=0),
+        fingerprint_key_id=read.text(names.FINGERPRINT_KEY_ID, ""),
+    )
+    if any(group.block_size % settings.hash_block for group in groups):
+        raise read.fail(names.GROUPS_BLOCK_SIZE, f"made of multiples of {names.HASH_BLOCK_SIZE}")
     return settings
+
+
+def _read_groups(read: _Attributes) -> tuple[Group, ...]:
+    columns = (
+        read.texts(names.GROUPS_KIND),
+        read.integers(names.GROUPS_BLOCK_SIZE, 1),
+        read.integers(names.GROUPS_WINDOW),
+        read.flags(names.GROUPS_FLAGGED),
+        read.flags(names.GROUPS_DROPS),
+        read.flags(names.GROUPS_FINE_GRAINED),
+    )
+    if len({len(column) for column in columns}) != 1:
+        raise read.fail(names.GROUPS_KIND, "as long as the other lists of groups")
+    return tuple(Group(index, *row) for index, row in enumerate(zip(*columns, strict=True)))
+
+
+def _read_ids(read: _Attributes, ids: str, count: int) -> tuple[int, ...]:
+    parts = ids.split(",")
+    if not all(part.isdecimal() and int(part) < count for part in parts):
+        raise read.fail(names.GROUPS_LOOKUP_ORDER, f"a list of group numbers below {count}")
+    return tuple(int(part) for part in parts)

@@ -8,7 +8,7 @@ from analyzers.model import GroupState
 _REASONS = {
     "speculation": "it wanted {wanted}; speculation makes a hit end one block earlier",
     "aligned_prompt": "it wanted {wanted}; a resend must compute its last token, so its hit ends one block earlier",
-    "held_prefix": "it wanted {wanted}; of the prefix less is held here now, so the hit needed an earlier boundary",
+    "held_prefix": "it wanted {wanted}; less of the prefix is held here, so the hit needed an earlier boundary",
     "shared_prefix": "it wanted {wanted}; the prefix that the two prompts share ends earlier",
 }
 
@@ -76,12 +76,18 @@ def _shifted(at: str, states: Sequence[GroupState], reason: str) -> str:
     refused = f"the state of {group_names(lacking)} at {at} was computed, but the retention mask refused it"
     if not wanted:
         return refused
-    said = ", ".join(number(position) for position in wanted)
+    said = _listed(wanted)
     if {position for state in lacking for position in state.unmade} >= set(wanted):
         said += ", where no chunk ended"
     template = next((_REASONS[part] for part in reason.split(",") if part in _REASONS), "it wanted {wanted}")
     why = template.format(wanted=said)
     return f"{refused}: {why}"
+
+
+def _listed(positions: Sequence[int]) -> str:
+    """Write positions, the middle of many left out."""
+    shown = [number(position) for position in positions]
+    return ", ".join(shown if len(shown) <= 4 else [*shown[:2], "...", *shown[-2:]])
 
 
 def _never_made(at: str, states: Sequence[GroupState], tokens: str) -> str:

@@ -3,7 +3,8 @@
 import logging
 from collections import Counter
 
-_logger = logging.getLogger("otel_cache")
+# Below vLLM's own logger, so that it is shown as vLLM's log is configured.
+_logger = logging.getLogger("vllm.otel_cache")
 _counts: Counter[str] = Counter()
 
 

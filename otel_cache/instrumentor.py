@@ -16,9 +16,10 @@ from otel_cache.config import Config, read_config
 from otel_cache.errors import BindingError
 from otel_cache.faults import swallow
 from otel_cache.fingerprints import key_id, load_key
+from otel_cache.package import VERSION
 from otel_cache.pipeline.sender import Pipeline
 
-_logger = logging.getLogger("otel_cache")
+_logger = logging.getLogger("vllm.otel_cache")
 
 Wrap = Callable[[Callable[..., Any], hooks.Context], Callable[..., Any]]
 
@@ -94,7 +95,9 @@ def install(config: Config | None = None) -> list[str]:
         atexit.register(pipeline.close)
         _pipeline = pipeline
     version = vllm_version()
-    if not is_tested(version):
+    if is_tested(version):
+        _logger.info("otel-cache %s: traces the prefix cache of vLLM %s", VERSION, version)
+    else:
         _logger.warning("otel-cache: vLLM %s is untested; its methods passed the probes and are patched", version)
     return installed()
 

@@ -44,11 +44,15 @@ def command(
     """
     if bool(paths) == example:
         raise click.UsageError("give the PATH of a capture, or --example (one of them)")
+    if "" in paths:
+        raise click.UsageError("an empty PATH: is a variable unset? Use . for the current folder")
     if output is not None:
         _refuse_to_overwrite(output, paths)
     report, notes = _report(paths, form, lookups, color=output is None and _colorful())
+    from analyzers.cli.main import printable
+
     for note in notes[:MAX_NOTES]:
-        click.echo(f"note: {note}", err=True)
+        click.echo(f"note: {printable(note)}", err=True)
     if len(notes) > MAX_NOTES:
         click.echo(f"note: {len(notes) - MAX_NOTES} more notes; --format json has them all", err=True)
     _write(report, output)
@@ -77,7 +81,9 @@ def _colorful() -> bool:
 
 
 def _refuse_to_overwrite(output: str, paths: tuple[str, ...]) -> None:
-    if any(os.path.realpath(output) == os.path.realpath(path) for path in paths):
+    from analyzers.readers import is_source
+
+    if is_source(output, paths):
         raise click.UsageError(f"--output {output} is one of the captures; give another file")
 
 

@@ -12,7 +12,7 @@ def command() -> None:
 
     \b
     Example:
-        otel-cache lab run model_case.yaml --out spans.jsonl
+        otel-cache lab run model_case --out spans.jsonl
     """
 
 

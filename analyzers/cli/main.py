@@ -78,6 +78,11 @@ def commands() -> None:
     """
 
 
+def printable(text: str) -> str:
+    """Return `text` without what a terminal would take for a command: control characters are written out."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, `sys.argv` by default, and exit."""
     for stream in (sys.stdout, sys.stderr):
@@ -88,21 +93,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    if sys.stdout is None:
+        click.echo("Error: standard output is closed; give it a file or /dev/null", err=True)
+        return OtelCacheError.exit_code
     try:
         code: Any = commands.main(arguments, prog_name="otel-cache", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
-        error.show()
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            error.show()
+        click.echo(printable(said.getvalue()), nl=False, err=True)
         return error.exit_code
     except OtelCacheError as error:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {printable(str(error))}", err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except (_NobodyReads, BrokenPipeError):
         _discard_output()
         return NOBODY_READS
+    except OSError as error:
+        # A name too long, a full disk behind stdout: whatever the system refuses is no traceback.
+        where = f"{printable(str(error.filename))}: " if error.filename else ""
+        _discard_output()
+        click.echo(f"Error: {where}{error.strerror or error}", err=True)
+        return OtelCacheError.exit_code
 
 
 def _discard_output() -> None:

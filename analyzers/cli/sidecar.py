@@ -8,7 +8,12 @@ import click
 @click.option("--out", metavar="FILE", help="Write every span there: Parquet if it ends in .parquet, else OTLP JSON.")
 @click.option("--append", is_flag=True, help="Go on after what FILE holds instead of replacing it.")
 @click.option("--endpoint", metavar="URL", help="Export by OTLP to this endpoint.")
-@click.option("--exit-when-idle", type=float, metavar="SECONDS", help="Leave so long after the last connection closed.")
+@click.option(
+    "--exit-when-idle",
+    type=click.FloatRange(min=0, clamp=False),
+    metavar="SECONDS",
+    help="Leave so long after the last connection closed.",
+)
 def command(
     socket: str | None, out: str | None, append: bool, endpoint: str | None, exit_when_idle: float | None
 ) -> None:

@@ -1,5 +1,6 @@
 """All input: files, folders, globs and stdin to one capture."""
 
 from analyzers.readers.capture import open_capture
+from analyzers.readers.sources import is_source
 
-__all__ = ["open_capture"]
+__all__ = ["is_source", "open_capture"]

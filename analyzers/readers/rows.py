@@ -67,6 +67,8 @@ def lookup_rows(span: FlatSpan) -> list[Row]:
     attributes = span.attributes
     prompt = integer(attributes, names.LOOKUP_PROMPT_TOKENS)
     hit = integer(attributes, names.LOOKUP_HIT_TOKENS)
+    if prompt > MAX_I32:
+        raise SpanError(f"{names.LOOKUP_PROMPT_TOKENS} is {prompt}, more than any prompt has")
     if hit > prompt:
         raise SpanError(f"{names.LOOKUP_HIT_TOKENS} is {hit}, more than the {prompt} tokens of the prompt")
     row = (
@@ -120,6 +122,9 @@ def store_rows(span: FlatSpan) -> list[Row]:
     """Return a row for each group that stored, or refused to."""
     attributes = span.attributes
     groups = _groups(attributes)
+    for name in (names.STORE_STORED, names.STORE_MASKED, names.STORE_NOT_MATERIALIZED):
+        if name not in attributes:
+            raise SpanError(f"{name} is missing")
     head = (
         *_shared(span),
         text(attributes, names.REQUEST_ID),

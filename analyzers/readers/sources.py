@@ -61,6 +61,19 @@ def find_sources(paths: Sequence[str | os.PathLike[str]], tally: Tally) -> list[
     return unique
 
 
+def is_source(path: str, paths: Sequence[str | os.PathLike[str]]) -> bool:
+    """Whether the file `path` is one of the inputs that `paths` stand for, under whatever name.
+
+    Raises:
+        CaptureError: as `find_sources` does.
+
+    """
+    if not os.path.exists(path):  # noqa: PTH110
+        return False
+    sources = find_sources(paths, Tally())
+    return any(source.path is not None and os.path.samefile(path, source.path) for source in sources)  # noqa: PTH121
+
+
 def _resolve(text: str) -> Iterator[Source]:
     if text == STDIN:
         yield Source("stdin", None)

@@ -106,6 +106,7 @@ def _finding(finding: Finding, analysis: Analysis) -> dict[str, Any]:
         "rule": finding.rule,
         "summary": finding.summary,
         "evidence": _plain(finding.evidence),
+        "cause": finding.cause,
         "fix": finding.fix,
         "tokens_lost": finding.tokens_lost,
         "lookup": None if finding.lookup is None else analysis.lookups[finding.lookup].request_id,

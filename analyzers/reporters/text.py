@@ -96,7 +96,8 @@ def _finding(number: int, finding: Finding, analysis: Analysis, width: int, pain
         lines += _field("Seen at", _where(lookup), width)
         if finding.cause:
             lines += _field("Cause", finding.cause, width)
-        lines += boundary_table(lookup, width, INDENT * 2)
+        if lookup.needed_boundary:
+            lines += boundary_table(lookup, width, INDENT * 2)
     else:
         lines += _field("Evidence", "; ".join(f"{key}: {finding.evidence[key]}" for key in finding.evidence), width)
     lines += _field("Fix", finding.fix, width)
@@ -106,9 +107,11 @@ def _finding(number: int, finding: Finding, analysis: Analysis, width: int, pain
 
 def _where(lookup: LookupResult) -> str:
     where = (
-        f"request {lookup.request_id} on {lookup.replica}: hit {lookup.hit_tokens:,} of "
-        f"{lookup.prompt_tokens:,} tokens, a hit needed every group at {lookup.needed_boundary:,}"
+        f"request {lookup.request_id} on {lookup.replica}: hit {lookup.hit_tokens:,} of {lookup.prompt_tokens:,} tokens"
     )
+    if not lookup.needed_boundary:
+        return where
+    where += f", a hit needed every group at {lookup.needed_boundary:,}"
     return where + (f", which {lookup.producer} had computed" if lookup.producer else "")
 
 

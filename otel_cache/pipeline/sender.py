@@ -1,5 +1,6 @@
 """The sender thread: packs what the ring holds into records and writes them to the sidecar's socket."""
 
+import logging
 import os
 import socket
 import threading
@@ -7,13 +8,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from otel_cache.config import Config
+from otel_cache.config import OUT, Config
 from otel_cache.errors import OtelCacheError
 from otel_cache.faults import swallow
 from otel_cache.package import VERSION
 from otel_cache.pipeline.ring import Ring
 from otel_cache.records import PROTOCOL_VERSION, Batch, Hello, Record, Replica, encode_frame
 from otel_cache.sidecar.launch import default_socket, ensure_daemon
+
+_logger = logging.getLogger("vllm.otel_cache")
 
 INTERVAL = 0.02
 BATCH_RECORDS = 512
@@ -141,7 +144,14 @@ class Sender:
             path = self._config.socket
             if path is None:
                 path = default_socket()
-                ensure_daemon(path, self._config.out)
+                started = ensure_daemon(path, self._config.out)
+                if not started and not self._introduced and self._config.out:
+                    _logger.info(
+                        "otel-cache: a sidecar listens on %s already and writes where it was told to; "
+                        "%s of this process names a file for one that it starts itself",
+                        path,
+                        OUT,
+                    )
             connection.settimeout(SEND_TIMEOUT_SECONDS)
             connection.connect(path)
             connection.sendall(self._hello)

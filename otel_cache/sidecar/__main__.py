@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from otel_cache.errors import OtelCacheError
 
+INCOMPLETE = 1
+"""Exit code of a sidecar that could not write every span."""
+
 
 class _Once(logging.Filter):
     """Lets each kind of message through once: an exporter repeats itself for as long as a collector is away."""
@@ -54,11 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from otel_cache.sidecar.service import Options, serve
 
     try:
-        serve(Options(**vars(options)))
+        complete = serve(Options(**vars(options)))
     except OtelCacheError as error:
         print(f"otel-cache: {error}", file=sys.stderr)
         return error.exit_code
-    return 0
+    return 0 if complete else INCOMPLETE
 
 
 if __name__ == "__main__":

@@ -126,6 +126,11 @@ class Processes:
         return builder
 
     @property
+    def heard(self) -> bool:
+        """Whether any process has connected."""
+        return bool(self._builders)
+
+    @property
     def missing(self) -> int:
         """Records of all processes that never arrived."""
         return self._missing + sum(builder.missing for builder in self._builders.values())

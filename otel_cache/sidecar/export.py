@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -56,8 +57,8 @@ def make_exporter(endpoint: str | None) -> tuple[SpanExporter, str]:
     """
     protocol = (os.environ.get(TRACES_PROTOCOL) or os.environ.get(PROTOCOL) or "grpc").strip().lower()
     named = endpoint or os.environ.get(TRACES_ENDPOINT) or os.environ.get(ENDPOINT)
-    if endpoint and "://" not in endpoint:
-        endpoint = f"http://{endpoint}"
+    if endpoint is not None:
+        endpoint = _checked(endpoint)
     exporter: SpanExporter
     try:
         if protocol == "grpc":
@@ -75,6 +76,23 @@ def make_exporter(endpoint: str | None) -> tuple[SpanExporter, str]:
     except (ValueError, OSError) as error:
         raise UsageError(f"the OTLP exporter cannot be set up: {error}") from error
     return exporter, named or ("localhost:4317" if protocol == "grpc" else "localhost:4318")
+
+
+def _checked(endpoint: str) -> str:
+    """Return `endpoint` with a scheme: `host:port` is one without TLS.
+
+    Raises:
+        UsageError: it names no host, or a scheme that OTLP does not have.
+
+    """
+    url = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
+    try:
+        named = bool(url.hostname) and (url.port is not None or "://" in endpoint)
+    except ValueError:
+        named = False
+    if url.scheme not in ("http", "https") or not named:
+        raise UsageError(f"endpoint {endpoint!r}: give http://HOST:PORT, https://HOST:PORT or HOST:PORT")
+    return url.geturl()
 
 
 class ExportQueue:

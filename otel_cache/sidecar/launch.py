@@ -86,23 +86,28 @@ def start_child(socket: str, out: str | None = None, endpoint: str | None = None
                 os.close(fd)
 
 
-def ensure_daemon(socket: str, out: str | None = None) -> None:
+def ensure_daemon(socket: str, out: str | None = None) -> bool:
     """Return when a sidecar listens on `socket`; start one where none does, whoever else tries the same.
 
     The daemon belongs to no process tree and leaves when no process has been connected for a while.
 
+    Returns:
+        Whether it was started here: one that was there before writes where it was told to, not to `out`.
+
     Raises:
-        UsageError: it did not come up in time.
+        UsageError: `out` cannot be written, or the daemon did not come up in time.
 
     """
     if is_listening(socket):
-        return
+        return False
+    if out and not os.access(Path(out).absolute().parent, os.W_OK):
+        raise UsageError(f"{out} cannot be written: its folder is missing, or may not be written to")
     Path(socket).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with socket_lock(socket) as locked:
         if not locked:
             raise UsageError(f"somebody has been starting a sidecar on {socket} for {DAEMON_READY_SECONDS:.0f} s")
         if is_listening(socket):
-            return
+            return False
         ready, ready_write = os.pipe()
         try:
             command = _command(socket, out, None, ready_write)
@@ -114,9 +119,12 @@ def ensure_daemon(socket: str, out: str | None = None) -> None:
             os.close(ready_write)
             ready_write = -1
             if not _wait_ready(ready, DAEMON_READY_SECONDS):
+                named = f" --out {out} --append" if out else ""
                 raise UsageError(
-                    f"the sidecar did not come up on {socket}: run `otel-cache sidecar --socket {socket}` to see why"
+                    f"the sidecar did not come up on {socket}: "
+                    f"run `otel-cache sidecar --socket {socket}{named}` to see why"
                 )
+            return True
         except (OSError, subprocess.CalledProcessError) as error:
             raise UsageError(f"the sidecar cannot be started: {error}") from error
         finally:

@@ -210,7 +210,8 @@ def _listen(path: str) -> socket.socket:
         raise UsageError(f"the socket path {path} has more than {MAX_PATH_BYTES} bytes: choose a shorter one")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The last folder only: a path that is wrong from its start is a mistake, not a wish.
+        Path(path).parent.mkdir(mode=0o700, exist_ok=True)
         if Path(path).is_socket():
             if is_listening(path):
                 raise UsageError(f"another sidecar listens on {path}: stop it, or name another socket")

@@ -116,8 +116,8 @@ class _Session:
         self._write(self._builder.close())
 
 
-def serve(options: Options) -> None:
-    """Run a sidecar until it is told to stop, or until it is idle.
+def serve(options: Options) -> bool:
+    """Run a sidecar until it is told to stop, or until it is idle; return whether every span was written.
 
     Raises:
         UsageError: the socket or the file cannot be used, or the exporter's settings are impossible.
@@ -154,7 +154,10 @@ def serve(options: Options) -> None:
         if notes is None:
             receiver.drain(DRAIN_SECONDS)
             notes = outputs.close()
+    if not processes.heard:
+        notes.append("no vLLM process connected (is otel-cache installed in its environment?)")
     _report(notes, receiver, processes)
+    return outputs.file is None or not outputs.file.lost
 
 
 def _leave(receiver: Receiver, outputs: _Outputs, options: Options) -> list[str] | None:

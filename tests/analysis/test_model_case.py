@@ -178,3 +178,40 @@ def test_overlap(lab: Labs, tmp_path: Path) -> None:
     apart = [request("one", ("a", 11910)), request("two", ("a", 11910))]
     two = find(analyzed(lab["0.32.0"], case | {"requests": apart}, tmp_path / "t.jsonl"), "two")
     assert (two.hit_tokens, two.lost) == (9600, {"tail": 710, "speculative_drop": 1600})
+
+
+def test_a_waiting_request_is_no_earlier_request(lab: Labs, tmp_path: Path) -> None:
+    """A request is looked up again and again while it waits; its own prompt was not in an earlier one.
+
+    The second prompt shares 400 of its 1,035 tokens with the first, which is known to the common grid: 256 to 400.
+    """
+    engine = {
+        "block_size": 160, "prefix_match_unit": 80, "prefix_cache_retention_interval": "dense", "max_num_seqs": 2,
+        "max_num_batched_tokens": 213, "num_gpu_blocks": 2000,
+        "speculative": {"method": "ngram", "num_speculative_tokens": 2},
+    }  # fmt: skip
+    groups = [{"kind": "mamba", "layers": 2}, {"kind": "full_attention"}]
+    requests = [
+        request("one", ("b", 400), ("w", 82), times=2),
+        request("two", ("b", 795), ("w", 240), **{"with": "one"}),
+    ]
+    analysis = analyzed(lab["0.33.0"], scenario(requests, groups, **engine), tmp_path / "s.jsonl")
+    two = find(analysis, "two")
+    assert two.attempts > 1
+    assert 635 <= two.lost["cold"] <= 635 + 256
+    assert "not_materialized" not in two.lost
+
+
+def test_what_lies_inside_a_block_is_not_in_flight(lab: Labs, tmp_path: Path) -> None:
+    """A block that is registered at its end only is never registered for a prefix that ends inside it."""
+    engine = {
+        "block_size": 1600, "prefix_match_unit": 400, "prefix_cache_retention_interval": "dense",
+        "max_num_batched_tokens": 8192,
+    }  # fmt: skip
+    groups = [{"kind": "mamba"}, {"kind": "full_attention"}]
+    one, two = request("one", ("doc", 1300), ("u", 701)), request("two", ("doc", 1300), ("v", 4000))
+    for together in ({"with": "one"}, {}):
+        case = scenario([one, two | together], groups, **engine)
+        found = find(analyzed(lab["0.33.0"], case, tmp_path / "s.jsonl"), "two")
+        assert (found.hit_tokens, found.lost["alignment"]) == (0, 1200)
+        assert "in_flight" not in found.lost

@@ -34,7 +34,7 @@ ANALYSIS = Analysis(
     findings=[
         Finding(
             "shifted-boundary", "the retention mask refused the state", {"replica": "r0", "groups": {2, 0, 1}},
-            "set --prefix-cache-retention-interval 1600", 9600, 1,
+            "set --prefix-cache-retention-interval 1600", 9600, 1, REPEAT.cause,
         )
     ],
     lost={"cold": 11910, "tail": 710, "speculative_drop": 1600, "shifted_boundary": 9600},

@@ -61,8 +61,10 @@ def test_a_listening_sidecar_is_used(start, socket_path, tmp_path):
 
 
 def test_a_daemon_that_cannot_start_is_an_error(socket_path, tmp_path):
-    with pytest.raises(UsageError, match="did not come up"):
+    with pytest.raises(UsageError, match="its folder is missing"):
         ensure_daemon(socket_path, str(tmp_path / "missing" / "out.jsonl"))
+    with pytest.raises(UsageError, match="did not come up"):
+        ensure_daemon(socket_path, str(tmp_path))
 
 
 def test_a_sidecar_leaves_when_idle(socket_path, tmp_path):
