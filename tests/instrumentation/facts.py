@@ -13,7 +13,10 @@ from typing import Any
 
 from analyzers.vllm_lab.run import ENVIRONMENT
 
-os.environ.update(ENVIRONMENT)
+# vLLM logs to stdout as soon as it is imported; the answer goes out alone.
+ANSWER = os.dup(1)
+os.dup2(2, 1)
+os.environ.update(ENVIRONMENT | {"VLLM_LOGGING_LEVEL": "INFO"})
 os.environ.pop("OTEL_PYTHON_VLLM_CACHE_ENABLED", None)
 os.environ["OTEL_PYTHON_VLLM_CACHE_SOCKET"] = sys.argv[1]
 
@@ -172,7 +175,4 @@ def new_parameter(instrumentor: Any) -> bool:
 
 
 if __name__ == "__main__":
-    answer = os.dup(1)
-    os.dup2(2, 1)
-    facts = main()
-    os.write(answer, json.dumps(facts).encode())
+    os.write(ANSWER, json.dumps(main()).encode())

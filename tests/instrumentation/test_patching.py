@@ -65,6 +65,7 @@ def test_on_patches_each_method_once(found: Found) -> None:
     assert "Scheduler.schedule" in found.facts["patched"]
     assert "EngineCore.shutdown" in found.facts["patched"]
     assert found.facts["failures of a sound run"] == {}
+    assert f"traces the prefix cache of vLLM {found.version}" in found.stderr
 
 
 def test_results_are_vllms(found: Found) -> None:
