@@ -1,3 +1,4 @@
+# ruff: noqa: E402 (the environment and the streams must be as they are before vLLM is imported)
 """Run in a process of its own, with the vLLM of one version: prints, as JSON, what patching does and does not.
 
     python facts.py SOCKET
