@@ -1,5 +1,6 @@
 # make demo    the main job on vLLM's own scheduler: a prompt whose second send misses, and why
 # make test    everything that must pass
+# make conformance    the same scenarios on every vLLM version that is supported
 # Both do their set-up themselves; set PYTHON to choose the interpreter (3.11 to 3.14).
 
 export PYTHON
@@ -7,9 +8,10 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 .NOTPARALLEL:
-.PHONY: setup demo test test-fast lint format clean distclean
+.PHONY: setup demo test test-fast conformance lint format clean distclean
 
 LANES := 0.28.0 0.33.0
+ALL_VERSIONS := 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0
 BIN := .venv/bin
 
 setup:
@@ -32,6 +34,12 @@ test: setup lint
 test-fast:
 	@scripts/setup.sh venv
 	$(BIN)/pytest --without-vllm
+
+conformance:
+	@scripts/setup.sh venv
+	@scripts/setup.sh vllm
+	@for version in $(filter-out 0.32.0,$(ALL_VERSIONS)); do scripts/setup.sh lane $$version || exit 1; done
+	VLLM_VERSIONS="$(ALL_VERSIONS)" $(BIN)/pytest tests/conformance tests/analysis/test_prediction.py
 
 lint:
 	@scripts/setup.sh venv

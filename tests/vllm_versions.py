@@ -1,13 +1,15 @@
 """The vLLM versions that the tests run, and where they lie."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 INSTALLED = "0.32.0"
 """The vLLM that lies in the tests' own environment; the others are lanes."""
-LANES = ("0.28.0", "0.33.0")
-VERSIONS = ("0.28.0", INSTALLED, "0.33.0")
+VERSIONS = tuple(os.environ.get("VLLM_VERSIONS", "0.28.0 0.32.0 0.33.0").split())
+"""The versions that tests are run for; the variable names others, whose lanes must be there."""
+LANES = tuple(version for version in VERSIONS if version != INSTALLED)
 
 
 def lane_folder(version: str) -> Path | None:

@@ -1,0 +1,65 @@
+"""Every vLLM version behaves as it is known to, with both schedulers, and every hit is predicted from the evidence.
+
+The hits were measured on vLLM's own scheduler, without the instrumentation. `make conformance` runs this for all
+versions that otel-cache is tested with, `make test` for three of them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from analysis.checks import analyzed, hits
+from conftest import Labs
+from lab.cases import resent, shipped
+from vllm_versions import VERSIONS
+
+pytestmark = pytest.mark.vllm
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """Return `0.28.0` as (0, 28, 0)."""
+    return tuple(int(part) for part in version.split("."))
+
+
+def model_case(version: str, retention: int | str, speculative: bool) -> list[int]:
+    """Return the hits of 11,910 tokens, sent three times, in blocks of 1,600.
+
+    Without speculation the last boundary is in reach. With it one block is dropped, up to 0.32; where the mask keeps
+    only the last boundary, the first resend misses up to 0.29.
+    """
+    if not speculative or version_tuple(version) >= (0, 33):
+        return [0, 11200, 11200]
+    sparse = retention == 0 and version_tuple(version) < (0, 30)
+    return [0, 0 if sparse else 9600, 9600]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("retention", ["default", "dense", 0, 1600])
+@pytest.mark.parametrize("speculative", [False, True])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_model_case(
+    lab: Labs, tmp_path: Path, version: str, speculative: bool, retention: int | str, asynchronous: bool
+) -> None:
+    """Hits per version, speculation, retention and scheduler."""
+    engine: dict[str, Any] = {"prefix_cache_retention_interval": retention, "async_scheduling": asynchronous}
+    if not speculative:
+        engine["speculative"] = None
+    case = shipped("model_case", **engine) | {"requests": resent(11910)}
+    analysis = analyzed(lab[version], case, tmp_path / "spans.jsonl")
+    assert hits(analysis) == model_case(version, retention, speculative)
+    assert analysis.replicas["replica-0"]["otel_cache.vllm_support"] == "tested"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_retention_as_in_effect(lab: Labs, tmp_path: Path, version: str) -> None:
+    """The default interval: dense up to 0.28; in 0.29 dense with speculation only; 0 from 0.30 on."""
+    seen = []
+    for speculative in (True, False):
+        engine: dict[str, Any] = {"prefix_cache_retention_interval": "default"}
+        if not speculative:
+            engine["speculative"] = None
+        case = shipped("model_case", **engine) | {"requests": resent(3000)}
+        analysis = analyzed(lab[version], case, tmp_path / "spans.jsonl")
+        seen.append(analysis.replicas["replica-0"]["vllm.kv_cache.retention_interval"])
+    minor = version_tuple(version)[1]
+    assert seen == (["dense"] * 2 if minor <= 28 else ["dense", "0"] if minor == 29 else ["0"] * 2)
