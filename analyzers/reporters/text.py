@@ -123,7 +123,8 @@ def _field(name: str, said: str, width: int) -> list[str]:
 def _sequences(analysis: Analysis, width: int, paint: _Paint) -> list[str]:
     if not analysis.sequences:
         return []
-    shown = analysis.sequences[:MAX_ROWS]
+    # In time, but those with something to say first.
+    shown = sorted(analysis.sequences, key=lambda sequence: not sequence.cause)[:MAX_ROWS]
     lines = [paint(BOLD, f"Sequences ({len(analysis.sequences):,})")]
     for sequence in shown:
         names = [shorten(request, 24) for request in _ends(sequence.requests)]
