@@ -96,6 +96,7 @@ class Sender:
         records: list[Record] = []
         while (event := self._ring.pop()) is not None:
             pack, *arguments = event
+            time.sleep(0)  # gives the interpreter back to the scheduler thread
             try:
                 for number in pack(*arguments):
                     record = number(self._sequence)
