@@ -7,7 +7,6 @@ from analyzers.model import CLASSES, Analysis, Capture, Coverage
 from analyzers.replay import Replay
 from analyzers.results import lookup_results
 from analyzers.sequences import sequences
-from analyzers.settings import read_settings
 
 
 def analyze(capture: Capture) -> Analysis:
@@ -21,7 +20,6 @@ def analyze(capture: Capture) -> Analysis:
     replayed = replay.run()
     passes = {(row["life"], row["parent_span_id"], row["group"]): row for row in capture.groups.to_dicts()}
     results = lookup_results(replayed, capture.lives, passes)
-    settings = [read_settings(life.attributes, f"replica {life.replica}") for life in capture.lives]
     lost: Counter[str] = Counter()
     for result in results:
         lost.update(result.lost)
@@ -38,6 +36,6 @@ def analyze(capture: Capture) -> Analysis:
         replicas={life.replica: life.attributes for life in capture.lives},
         lookups=results,
         sequences=sequences(replayed, results),
-        findings=findings(results, settings),
+        findings=findings(results, replay.settings),
         lost={cls: lost[cls] for cls in CLASSES if lost[cls]},
     )

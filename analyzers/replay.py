@@ -57,12 +57,12 @@ class Snapshot:
 
 
 class Replay:
-    """The state of a replay: a cache per life, and what requests have been seen."""
+    """The state of a replay: a cache per life, and what requests have been seen; `settings` are by life."""
 
     def __init__(self, capture: model.Capture) -> None:
         self._capture = capture
-        self._settings = [read_settings(life.attributes, f"replica {life.replica}") for life in capture.lives]
-        self._caches = [Residency(settings) for settings in self._settings]
+        self.settings = [read_settings(life.attributes, f"replica {life.replica}") for life in capture.lives]
+        self._caches = [Residency(settings) for settings in self.settings]
         self._books: dict[tuple[str, int, int], PromptBook] = {}
         self._seen = SeenPrefixes()
         self._plain = SeenPrefixes()
@@ -129,7 +129,7 @@ class Replay:
             if row["number"] is not None:
                 numbers.setdefault(life, {})[row["number"]] = row["sequence"]
             if kind == "store":
-                runs = self._registered(self._settings[life], row)
+                runs = self._registered(self.settings[life], row)
                 if runs:
                     self._progress.setdefault((life, row["request_id"]), []).append((time, runs))
         for life, known in numbers.items():
@@ -165,7 +165,7 @@ class Replay:
         return self._books.setdefault(key, PromptBook())
 
     def _lookup(self, time: int, life: int, row: Mapping[str, Any]) -> None:
-        settings = self._settings[life]
+        settings = self.settings[life]
         prompt = self._book(settings).read(settings, row)
         name = (life, row["request_id"])
         self._first_seen.setdefault(name, time)
@@ -208,7 +208,7 @@ class Replay:
         )
 
     def _store(self, time: int, life: int, row: Mapping[str, Any]) -> None:
-        settings = self._settings[life]
+        settings = self.settings[life]
         name = (life, row["request_id"])
         prompt = self._prompts.get(name)
         if prompt is None:
@@ -251,7 +251,7 @@ class Replay:
             if producer == name or progress[-1][0] <= time or self._first_seen.get(producer, time + 1) > time:
                 continue
             prompt = self._prompts[producer]
-            if _comparable(self._settings[producer[0]], settings):
+            if _comparable(self.settings[producer[0]], settings):
                 shared = common_prefix(chain, prompt.chain) * settings.hash_block
                 reached = max([reached, *(last_within(run, shared) for _, runs in progress for run in runs)])
         return reached

@@ -19,7 +19,6 @@ class Refusal:
 
     request: str
     state: State
-    chunk_start: int | None
     chunk_end: int | None
 
 
@@ -55,8 +54,8 @@ class Residency:
         self.groups = [GroupResidency() for _ in settings.groups]
         self.computed: set[int] = set()
 
-    def store(self, row: Mapping[str, Any], chain: "array[int]") -> Iterable[int]:
-        """Apply a row of `Capture.stores`; return the identities that were registered."""
+    def store(self, row: Mapping[str, Any], chain: "array[int]") -> None:
+        """Apply a row of `Capture.stores`."""
         group = self.groups[row["group"]]
         request = row["request_id"]
         stored = [identity for _, identity in self._named(row["stored"], chain)]
@@ -74,7 +73,6 @@ class Residency:
         if not self.settings.dense_groups:
             for column in ("stored", "masked", "not_materialized"):
                 self.computed.update(identity for _, identity in self._named(row[column], chain))
-        return stored
 
     def evict(self, row: Mapping[str, Any]) -> None:
         """Apply a row of `Capture.evicts`."""
@@ -149,7 +147,7 @@ class Residency:
 
     def _refuse(self, row: Mapping[str, Any], chain: "array[int]", group: GroupResidency) -> None:
         for column, state in (("masked", "masked"), ("not_materialized", "not_materialized")):
-            refusal = Refusal(row["request_id"], state, row["chunk_start"], row["chunk_end"])  # type: ignore[arg-type]
+            refusal = Refusal(row["request_id"], state, row["chunk_end"])  # type: ignore[arg-type]
             for _, identity in self._named(row[column], chain):
                 known = group.refused.get(identity)
                 # A state that was computed once and refused says more than one that another request never made.

@@ -1,7 +1,6 @@
 """One table of targets in vLLM, applied as a whole and undone as a whole."""
 
 import atexit
-import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -151,12 +150,3 @@ def _wrapped(method: Any, target: Target, context: hooks.Context) -> Any:
     function = getattr(method, "__func__", method)
     wrapper = wraps(function)(target.wrap(function, context))
     return type(method)(wrapper) if isinstance(method, classmethod | staticmethod) else wrapper
-
-
-def vllm_is_present() -> bool:
-    """Whether vLLM can be imported in this process."""
-    try:
-        importlib.import_module("vllm")
-    except ImportError:
-        return False
-    return True

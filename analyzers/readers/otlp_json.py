@@ -141,10 +141,6 @@ def read_spans(stream: BinaryIO, label: str, find_life: FindLife, tally: Tally) 
                         tally.skip(BAD_SPAN, where, str(error))
 
 
-def _carries_other_signals(line: _Line) -> bool:
-    return any(map(bytes, (line.resource_logs, line.resource_metrics, line.resource_profiles)))
-
-
 def _lines(stream: BinaryIO, label: str, tally: Tally) -> Iterator[tuple[int, bytes]]:
     """Yield the numbers, from 1, and the bytes of the lines that are not blank."""
     number = 0

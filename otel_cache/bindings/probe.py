@@ -17,10 +17,7 @@ def find_class(module: str, name: str) -> type:
         BindingError: there is no such module or class.
 
     """
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ImportError as error:
-        raise BindingError(f"vLLM has no module {module} that can be imported ({error})") from error
+    found = _find(module, name)
     if not isinstance(found, type):
         raise BindingError(f"vLLM has no class {module}.{name}")
     return found
@@ -33,13 +30,17 @@ def find_function(module: str, name: str) -> Callable[..., Any]:
         BindingError: there is no such module or function.
 
     """
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ImportError as error:
-        raise BindingError(f"vLLM has no module {module} that can be imported ({error})") from error
+    found = _find(module, name)
     if not callable(found):
         raise BindingError(f"vLLM has no function {module}.{name}")
     return found  # type: ignore[no-any-return]
+
+
+def _find(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise BindingError(f"vLLM has no module {module} that can be imported ({error})") from error
 
 
 def find_method(owner: type, name: str) -> Any:

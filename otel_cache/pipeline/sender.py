@@ -24,9 +24,6 @@ RECONNECT_SECONDS = 1.0
 SEND_TIMEOUT_SECONDS = 5.0
 PENDING_BYTES = 32 << 20
 
-Pack = Callable[..., "list[Callable[[int], Record]]"]
-"""Turns a captured event into records that lack only their number."""
-
 
 class Sender:
     """Owns one process's connection to the sidecar; its thread starts with the first event.
@@ -184,7 +181,7 @@ class Pipeline:
         os.register_at_fork(after_in_child=self._forget)
 
     def push(self, *event: Any) -> None:
-        """Capture `event` = (pack function, its arguments)."""
+        """Capture `event`: a function and its arguments, which returns records that lack only their number."""
         self._ring.push(event)
         if self._sender is None:
             self._start()
