@@ -64,8 +64,12 @@ class Lookup(msgspec.Struct, frozen=True, array_like=True, tag="lookup"):
     some group holds beyond the hit. `above` gives, per group, the nearest position above the hit at which the group
     holds a state (None: none within the probed positions). `fingerprints` are those of every hash block in
     (hit, tokens], 8 bytes each; `hit_fingerprint` that of the hit; `ladder` those at hash_block * 2**k < hit;
-    `common` those of the common grid in (hit, tokens]; `digest` that of all tokens; `key` the digest of the extra
-    keys, empty where there are none.
+    `common` those of the common grid in (hit, tokens]; `digest` that of all tokens. Multimodal items enter all of
+    them at their offsets; `plain` is `common` without them, empty where there are no items. `key` is the digest of
+    all extra keys but the items, `lora` and `salt` those of one each, `items` (offset, digest) of the items, `session`
+    that of the session id; empty where there is none. `step` numbers the call of `schedule` that the lookup was made
+    in: a later lookup of the request in the same step takes the place of the earlier one. `connector`: it was made for
+    a KV connector, which may continue at the hit of the attention group alone.
     """
 
     sequence: int
@@ -89,6 +93,25 @@ class Lookup(msgspec.Struct, frozen=True, array_like=True, tag="lookup"):
     key: bytes
     traceparent: str
     arrival: int
+    tracestate: str = ""
+    plain: bytes = b""
+    lora: bytes = b""
+    salt: bytes = b""
+    items: list[tuple[int, bytes]] = []
+    session: bytes = b""
+    step: int = 0
+    connector: bool = False
+
+
+class RepeatedLookup(msgspec.Struct, frozen=True, array_like=True, tag="repeat"):
+    """The request's latest lookup was made again, with the same outcome: it was not admitted in between."""
+
+    sequence: int
+    replica: int
+    start: int
+    end: int
+    request: str
+    step: int
 
 
 class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
@@ -127,7 +150,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
 
     `admitted` maps the requests that this step took up to the tokens that admission found computed; `finished` and
     `preempted` are request ids; `usage` is the share of the block pool in use, 0 to 1. `owners` names, for the blocks
-    whose keys left the cache in this step, the request that was given the block.
+    whose keys left the cache in this step, the request that was given the block. `context` names the step's span: 16
+    bytes of trace id, 8 of span id; empty where the sidecar may choose.
     """
 
     sequence: int
@@ -146,6 +170,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     preempted: list[str]
     usage: float
     owners: dict[int, str]
+    context: bytes = b""
 
 
 class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="done"):
@@ -161,10 +186,10 @@ class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="done"):
 class Evict(msgspec.Struct, frozen=True, array_like=True, tag="evict"):
     """The last copies of some keys of one group left the cache.
 
-    `positions`, `fingerprints`, `keys` (digests of the extra keys), `ages` (time since each was stored, ns) and
-    `blocks` (ids of the blocks that carried them) run in parallel; a fingerprint that is not known any more is eight
-    zero bytes. `reason` is "allocation", or "replaced" where the block's own request registered it anew under
-    another position. Whose allocation it was, the step's `owners` tell.
+    `positions`, `fingerprints` (8 bytes each), `keys` (digests of the extra keys; empty where no key has one), `ages`
+    (time since each was stored, ns) and `blocks` (ids of the blocks that carried them) run in parallel; a fingerprint
+    that is not known any more is eight zero bytes. `reason` is "allocation", or "replaced" where the block's own
+    request registered it anew under another position. Whose allocation it was, the step's `owners` tell.
     """
 
     sequence: int
@@ -172,7 +197,7 @@ class Evict(msgspec.Struct, frozen=True, array_like=True, tag="evict"):
     time: int
     group: int
     positions: list[int]
-    fingerprints: list[bytes]
+    fingerprints: bytes
     keys: list[bytes]
     ages: list[int]
     blocks: list[int]
@@ -187,7 +212,36 @@ class Reset(msgspec.Struct, frozen=True, array_like=True, tag="reset"):
     time: int
 
 
-Record = Replica | Lookup | Store | Step | StepDone | Evict | Reset
+class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
+    """A request left the scheduler. `reason` is vLLM's word, empty where it has none; tokens and times are counts."""
+
+    sequence: int
+    replica: int
+    time: int
+    request: str
+    reason: str
+    output_tokens: int
+    preemptions: int
+    drafted: int
+    accepted: int
+
+
+class Executed(msgspec.Struct, frozen=True, array_like=True, tag="executed"):
+    """A worker ran a step, on the host's clock. `context` is that of the step's span; see `Step`.
+
+    `replica` is the worker's own handle: a `Replica` record of its process gives its resource, `vllm.worker.rank`
+    included.
+    """
+
+    sequence: int
+    replica: int
+    index: int
+    context: bytes
+    start: int
+    end: int
+
+
+Record = Replica | Lookup | RepeatedLookup | Store | Step | StepDone | Evict | Reset | Finished | Executed
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):

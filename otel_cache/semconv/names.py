@@ -7,6 +7,7 @@ GROUP_LOOKUP = "vllm.kv_cache.group.lookup"
 STORE = "vllm.kv_cache.store"
 EVICT = "vllm.kv_cache.evict"
 STEP = "vllm.scheduler.step"
+EXECUTE = "vllm.worker.execute"
 
 # On every span of the evidence
 REQUEST_ID = "vllm.request.id"
@@ -20,6 +21,25 @@ MISSING_RECORDS = "otel_cache.record.missing"
 # Request
 REQUEST_PROMPT_TOKENS = "vllm.request.prompt_tokens"
 REQUEST_HIT_TOKENS = "vllm.request.hit_tokens"
+REQUEST_EXTERNAL_ID = "vllm.request.external_id"
+"""The API's id of the request: vLLM appends a hyphen and 8 hex digits to it; absent where it has not. str"""
+REQUEST_SESSION_DIGEST = "vllm.request.session.digest"
+"""Keyed digest of vLLM's session id, base64; absent where the request has none. str"""
+REQUEST_OUTPUT_TOKENS = "vllm.request.output_tokens"
+REQUEST_QUEUE_DURATION = "vllm.request.queue_duration"
+"""From arrival until the step that first scheduled the request was scheduled. double, s"""
+REQUEST_TIME_TO_FIRST_TOKEN = "vllm.request.time_to_first_token"
+"""From arrival until vLLM had processed the output of the step that ended the prefill. double, s"""
+REQUEST_PREEMPTIONS = "vllm.request.preemptions"
+REQUEST_DRAFTED_TOKENS = "vllm.request.drafted_tokens"
+REQUEST_ACCEPTED_TOKENS = "vllm.request.accepted_tokens"
+REQUEST_FINISH_REASON = "vllm.request.finish_reason"
+"""stop, length, abort, error, ... : vLLM's word; absent where the request never finished. str"""
+
+# Request, by OpenTelemetry's conventions for generative AI
+USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+USAGE_CACHE_READ_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 
 # Lookup
 LOOKUP_PROMPT_TOKENS = "vllm.kv_cache.lookup.prompt_tokens"
@@ -32,6 +52,12 @@ LOOKUP_LIMITED_BY = "vllm.kv_cache.lookup.limited_by"
 LOOKUP_ATTEMPTS = "vllm.kv_cache.lookup.attempts"
 LOOKUP_ADMITTED = "vllm.kv_cache.lookup.admitted"
 LOOKUP_ADMITTED_TOKENS = "vllm.kv_cache.lookup.admitted_tokens"
+LOOKUP_EXTERNAL_TOKENS = "vllm.kv_cache.lookup.external_tokens"
+"""Tokens beyond the hit that admission found computed: a KV connector brought them. int, absent where 0"""
+LOOKUP_DISCARDED_TOKENS = "vllm.kv_cache.lookup.discarded_tokens"
+"""Tokens of the hit that admission did not use. int, absent where 0"""
+LOOKUP_CONNECTOR = "vllm.kv_cache.lookup.connector"
+"""The lookup was made for a KV connector: the hit is the attention group's own. bool, absent where false"""
 LOOKUP_SKIPPED = "vllm.kv_cache.lookup.skipped"
 LOOKUP_SUMMARY = "vllm.kv_cache.lookup.summary"
 
@@ -50,7 +76,14 @@ FINGERPRINT_HIT = "vllm.kv_cache.fingerprint.hit"
 FINGERPRINT_LADDER = "vllm.kv_cache.fingerprint.ladder"
 FINGERPRINT_COMMON = "vllm.kv_cache.fingerprint.common"
 FINGERPRINT_PROMPT = "vllm.kv_cache.fingerprint.prompt"
+FINGERPRINT_PLAIN = "vllm.kv_cache.fingerprint.plain"
+"""As `common`, of the tokens alone; only for requests with multimodal items, which the others cover. str[]"""
 KEY_DIGEST = "vllm.kv_cache.key.digest"
+KEY_LORA = "vllm.kv_cache.key.lora"
+KEY_SALT = "vllm.kv_cache.key.salt"
+KEY_ITEM_OFFSETS = "vllm.kv_cache.key.item.offsets"
+KEY_ITEM_DIGESTS = "vllm.kv_cache.key.item.digests"
+"""Keyed digests of the multimodal items, in parallel to their offsets. str[], base64"""
 
 # Group lookup: one span for the groups that are looked up together
 GROUP_IDS = "vllm.kv_cache.group.ids"
@@ -100,6 +133,21 @@ STEP_POOL_USAGE = "vllm.scheduler.step.pool_usage"
 STEP_SCHEDULE_DURATION = "vllm.scheduler.step.schedule_duration"
 STEP_EXECUTE_DURATION = "vllm.scheduler.step.execute_duration"
 
+# Worker
+WORKER_RANK = "vllm.worker.rank"
+
+# Links of a lookup
+LINK_REASON = "otel_cache.link.reason"
+"""refused: the store that had the state at the boundary and did not keep it; evicted: what took it. str"""
+LINK_REFUSED = "refused"
+LINK_EVICTED = "evicted"
+
+# What did not get through
+SAMPLING_DROPPED = "otel_cache.sampling.dropped_spans"
+"""Lookup, store and evict spans that sampling kept back since the previous exported one. int, absent where 0"""
+EXPORT_DROPPED = "otel_cache.export.dropped_spans"
+"""Spans that found no room on their way to the back end since the previous exported one. int, absent where 0"""
+
 # Resource: the replica's settings as in effect
 REPLICA_ID = "vllm.replica.id"
 VLLM_VERSION = "vllm.version"
@@ -135,6 +183,8 @@ SPECULATIVE_TOKENS = "vllm.speculative.tokens"
 MAX_BATCHED_TOKENS = "vllm.scheduler.max_num_batched_tokens"
 ASYNC_SCHEDULING = "vllm.scheduler.async_scheduling"
 FINGERPRINT_KEY_ID = "vllm.kv_cache.fingerprint.key_id"
+SAMPLER = "otel_cache.sampler"
+"""Description of the sampler that thinned the exported spans; absent where all are exported. str"""
 SUPPORT = "otel_cache.vllm_support"
 """tested or untested: whether this vLLM version is one that the instrumentation was tested with."""
 

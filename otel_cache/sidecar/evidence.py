@@ -7,7 +7,7 @@ between begins a new one, so that spans in the order of their first records tell
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from otel_cache.records import Chunk, Evict, Span, Store
+from otel_cache.records import FINGERPRINT_BYTES, Chunk, Evict, Span, Store
 from otel_cache.semconv import names
 from otel_cache.semconv.positions import format_positions
 from otel_cache.sidecar.encoding import encode_bytes, encode_fingerprints
@@ -85,7 +85,10 @@ class GatheredEvicts:
         """Return the attributes of a span for each request that `owners` names for the blocks; "" for none."""
         by_owner: dict[str, dict[int, list[_Gone]]] = {}
         for record in self._records:
-            gone = zip(record.positions, record.fingerprints, record.keys, record.ages, record.blocks, strict=True)
+            size = FINGERPRINT_BYTES
+            prints = [record.fingerprints[at : at + size] for at in range(0, len(record.fingerprints), size)]
+            keys = record.keys or [b""] * len(record.positions)
+            gone = zip(record.positions, prints, keys, record.ages, record.blocks, strict=True)
             for position, fingerprint, key, age, block in gone:
                 owner = owners.get(block, "") if self.reason == "allocation" else ""
                 groups = by_owner.setdefault(owner, {})

@@ -95,7 +95,7 @@ def test_the_shipped_capture_is_as_documented() -> None:
 @pytest.mark.parametrize("reason", ["allocation", "replaced", "reset"])
 def test_evictions_are_as_documented(reason: str) -> None:
     """The capture that ships has none, so the sidecar's own builder is asked."""
-    record = Evict(7, 0, 10**9, 1, [1600, 3200], [bytes(8)] * 2, [b"", b"12345678"], [5, 6], [3, 4], reason)
+    record = Evict(7, 0, 10**9, 1, [1600, 3200], bytes(16), [b"", b"12345678"], [5, 6], [3, 4], reason)
     built = [reset_attributes()] if reason == "reset" else GatheredEvicts(record).attributes({3: "a"}).values()
     expected = allowed(names.EVICT)
     for attributes in built:

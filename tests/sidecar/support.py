@@ -79,7 +79,7 @@ def store(sequence: int, group: int = 0, request: str = "q", time: int = 200, **
 def evict(sequence: int, group: int = 0, evictor: str = "q", time: int = 190, **changes: Any) -> Evict:
     """Return an eviction of two blocks of one group, with `changes`; a step's owners give these blocks to `q`."""
     fields: dict[str, Any] = {
-        "replica": 0, "positions": [3200, 1600], "fingerprints": [b"1" * 8, b"2" * 8], "keys": [b"", b""],
+        "replica": 0, "positions": [3200, 1600], "fingerprints": b"1" * 8 + b"2" * 8, "keys": [b"", b""],
         "ages": [5_000_000, 7_900_000], "blocks": [11, 12] if evictor else [21, 22], "reason": "allocation",
     }  # fmt: skip
     return Evict(sequence=sequence, group=group, time=time, **{**fields, **changes})
