@@ -63,8 +63,9 @@ class Capture:
         lives: the replicas' lives.
         lookups: `request_id` str, `prompt_tokens`, `hit_tokens`, `max_hit_tokens`,
             `uncached_common_prefix_tokens`, `attempts`, `admitted_tokens` (null: not admitted) i64, `admitted`,
-            `skipped` bool, `first` i64, `values`, `hit_fingerprint`, `ladder`, `common`, `prompt_digest`, `key`
-            binary.
+            `skipped` bool, `first` i64, `values`, `hit_fingerprint`, `ladder`, `common`, `prompt_digest`, `plain`,
+            `key`, `lora`, `salt` binary, `items` str (`offset:digest`, separated by commas), `external_tokens`,
+            `discarded_tokens` i64, `connector` bool.
         groups: a row per group and lookup, joined to its lookup by (life, parent_span_id = lookups.span_id):
             `group` i32, `kind` str, `block_size`, `hit_tokens` i64, `stored_below`, `stored_above` i64 or null,
             `asked_tokens`, `pass_hit_tokens`, `dropped_tokens`, `alignment` list[i64] per pass.
@@ -74,7 +75,16 @@ class Capture:
         evicts: a row per evict span and group: `group` i32, `positions` str, `fingerprints`, `keys` binary,
             `ages` list[i64] (ms), `evictor_request_id`, `reason` str, `reset` bool (a reset has no group: -1).
         steps: `index`, `prefill_tokens`, `decode_tokens`, `running_requests`, `waiting_requests`,
-            `preempted_requests`, i64, `execute_duration` f64 (seconds, null where unknown).
+            `preempted_requests`, i64, `pool_usage`, `schedule_duration`, `execute_duration` f64 (a share; seconds;
+            null where unknown).
+        requests: a row per request span, by (life, start): `request_id`, `external_id`, `finish_reason` str,
+            `session` binary, `prompt_tokens`, `hit_tokens`, `output_tokens`, `cache_read_tokens`, `preemptions`,
+            `drafted_tokens`, `accepted_tokens` i64, `queue_duration`, `time_to_first_token` f64 (seconds); null where
+            absent. Its `sequence` may be null.
+        usages: what spans of other programs say of a request's tokens: `trace_id`, `span_id`, `parent_span_id`,
+            `name`, `request_id` str, `start`, `end`, `prompt_tokens`, `cache_read_tokens` i64 or null.
+        sampled_spans: spans of the evidence that sampling is known to have kept back.
+        unexported_spans: spans that found no room on their way to the back end.
         spans: number of spans read, other programs' spans not counted.
         foreign_spans: spans of other programs.
         skipped_lines: lines or records that could not be read.
@@ -88,10 +98,14 @@ class Capture:
     stores: pl.DataFrame
     evicts: pl.DataFrame
     steps: pl.DataFrame
+    requests: pl.DataFrame
+    usages: pl.DataFrame
     spans: int
     foreign_spans: int
     skipped_lines: int
     notes: Sequence[str] = ()
+    sampled_spans: int = 0
+    unexported_spans: int = 0
 
 
 @dataclass(frozen=True)

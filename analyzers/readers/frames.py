@@ -7,8 +7,9 @@ import polars as pl
 
 from analyzers.model import Capture
 from analyzers.readers import order, rows, schemas
+from analyzers.readers.attributes import integer_or
 from analyzers.readers.lives import Lives
-from analyzers.readers.spans import FlatSpan
+from analyzers.readers.spans import FOREIGN, FlatSpan
 from analyzers.readers.tally import BAD_SPAN, SpanError, Tally
 from otel_cache.semconv import names
 
@@ -54,6 +55,11 @@ def _series(name: str, column: tuple[Any, ...], dtype: pl.DataType) -> pl.Series
     return pl.Series(name, column, dtype)
 
 
+def _usage_frame(found: list[rows.Row]) -> pl.DataFrame:
+    frame = pl.DataFrame(found, schema=schemas.USAGES, orient="row")
+    return frame.unique(["trace_id", "span_id"], keep="any").sort("start", "span_id")
+
+
 class CaptureBuilder:
     """Takes spans in any order and gives the capture that they make."""
 
@@ -67,10 +73,17 @@ class CaptureBuilder:
             names.STORE: _Table(schemas.STORES, rows.store_rows),
             names.EVICT: _Table(schemas.EVICTS, rows.evict_rows),
             names.STEP: _Table(schemas.STEPS, rows.step_rows),
+            names.REQUEST: _Table(schemas.REQUESTS, rows.request_rows),
         }
+        self._usages: list[rows.Row] = []
+        self._sampled = 0
+        self._unexported = 0
 
     def add(self, span: FlatSpan) -> None:
         """Take one span; count it if it was read before, or cannot be used."""
+        if span.life == FOREIGN:
+            self._usages.extend(rows.usage_rows(span))
+            return
         identity = span.identity
         if identity in self._seen:
             self._tally.duplicates += 1
@@ -79,6 +92,8 @@ class CaptureBuilder:
         if table is not None:
             try:
                 table.extend(table.to_rows(span))
+                self._sampled += integer_or(span.attributes, names.SAMPLING_DROPPED, 0)
+                self._unexported += integer_or(span.attributes, names.EXPORT_DROPPED, 0)
             except SpanError as error:
                 self._tally.skip(BAD_SPAN, span.where, f"{span.name} skipped: {error}")
                 return
@@ -89,7 +104,8 @@ class CaptureBuilder:
     def build(self) -> Capture:
         """Return the capture of all spans taken."""
         lives, index = self.lives.index()
-        lookups, groups, stores, evicts, steps = (table.frame(index) for table in self._tables.values())
+        frames = [table.frame(index) for table in self._tables.values()]
+        lookups, groups, stores, evicts, steps, requests = frames
         groups = order.follow_lookups(groups, lookups)
         evicts = order.place_markers(evicts, [lookups, stores, evicts])
         return Capture(
@@ -99,6 +115,10 @@ class CaptureBuilder:
             stores=order.sort(stores),
             evicts=order.sort(evicts),
             steps=order.sort(steps),
+            requests=requests.sort("life", "start", "span_id"),
+            usages=_usage_frame(self._usages),
+            sampled_spans=self._sampled,
+            unexported_spans=self._unexported,
             spans=self._tally.spans,
             foreign_spans=self._tally.foreign,
             skipped_lines=self._tally.skipped,

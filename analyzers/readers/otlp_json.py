@@ -4,6 +4,7 @@ A line is one `TracesData` message of the OTLP file format. Spans are decoded on
 itself and not its line, and those of other programs are counted without being decoded.
 """
 
+import contextlib
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -13,6 +14,7 @@ import msgspec
 from analyzers.readers.attributes import shorten
 from analyzers.readers.sources import BOM
 from analyzers.readers.spans import (
+    FOREIGN,
     SPAN_ID_BYTES,
     TRACE_ID_BYTES,
     FindLife,
@@ -26,7 +28,8 @@ from otel_cache.package import SCOPE
 
 MAX_LINE_BYTES = 256 << 20
 """A longer line is not held in memory but passed over: exporters batch far less."""
-
+USAGE = b"gen_ai.usage."
+"""What only spans hold that say how many tokens a model was given."""
 
 _ABSENT = msgspec.Raw()
 
@@ -100,6 +103,8 @@ _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 def read_spans(stream: BinaryIO, label: str, find_life: FindLife, tally: Tally) -> Iterator[FlatSpan]:
     """Yield the spans of otel_cache in `stream`; count what is something else, or cannot be read.
 
+    Spans of other programs that name token usage come too, with the life `FOREIGN`; they count as foreign.
+
     Raises:
         CaptureError: the device fails while reading.
 
@@ -129,6 +134,7 @@ def read_spans(stream: BinaryIO, label: str, find_life: FindLife, tally: Tally) 
                 spans = scope_spans.spans or ()
                 if scope_spans.scope is None or scope_spans.scope.name != SCOPE:
                     tally.foreign += len(spans)
+                    yield from _usages(spans, where)
                     continue
                 if life is None:
                     life = _find_life(resource_spans.resource, resources, find_life)
@@ -187,6 +193,14 @@ def _find_life(raw: msgspec.Raw, resources: dict[bytes, int | SpanError], find_l
             life = error
         resources[encoded] = life
     return life
+
+
+def _usages(spans: list[msgspec.Raw], where: str) -> Iterator[FlatSpan]:
+    """Yield the spans of other programs that speak of a model's use of tokens; what is damaged is nothing of ours."""
+    for raw in spans:
+        if USAGE in bytes(raw):
+            with contextlib.suppress(SpanError):
+                yield _flatten_span(raw, FOREIGN, where)
 
 
 def _flatten_span(raw: msgspec.Raw, life: int, where: str) -> FlatSpan:

@@ -30,6 +30,17 @@ from otel_cache.semconv import names
 Row = tuple[Any, ...]
 NO_GROUP = -1
 NO_FINGERPRINT = bytes(FINGERPRINT_BYTES)
+REQUEST_IDS = ("gen_ai.request.id", names.REQUEST_ID, "gen_ai.response.id")
+PROMPT_TOKENS = (names.USAGE_INPUT_TOKENS, "gen_ai.usage.prompt_tokens")
+CACHE_READ_TOKENS = (
+    names.USAGE_CACHE_READ_TOKENS,
+    "gen_ai.usage.cache_read_input_tokens",
+    "gen_ai.usage.cache_read_tokens",
+    "gen_ai.usage.cached_input_tokens",
+    "gen_ai.usage.cached_tokens",
+    "gen_ai.usage.prompt_tokens_details.cached_tokens",
+)
+"""The names under which other programs say how much of a prompt came from a cache, the newest first."""
 MISSING = 3
 """Index of the shared column `missing`: it stands on a span's first row alone, so that a frame's sum is right."""
 
@@ -88,9 +99,23 @@ def lookup_rows(span: FlatSpan) -> list[Row]:
         fingerprints(attributes, names.FINGERPRINT_LADDER),
         fingerprints(attributes, names.FINGERPRINT_COMMON),
         fingerprints(attributes, names.FINGERPRINT_PROMPT),
+        fingerprints(attributes, names.FINGERPRINT_PLAIN),
         binary(attributes, names.KEY_DIGEST),
+        binary(attributes, names.KEY_LORA),
+        binary(attributes, names.KEY_SALT),
+        _items(attributes),
+        integer_or(attributes, names.LOOKUP_EXTERNAL_TOKENS, 0),
+        integer_or(attributes, names.LOOKUP_DISCARDED_TOKENS, 0),
+        flag(attributes, names.LOOKUP_CONNECTOR),
     )
     return [row]
+
+
+def _items(attributes: dict[str, Any]) -> str:
+    """Return the multimodal items as `offset:digest` separated by commas; "" where the prompt has none."""
+    offsets = integers(attributes, names.KEY_ITEM_OFFSETS)
+    digests = parallel_texts(attributes, names.KEY_ITEM_DIGESTS, len(offsets))
+    return ",".join(f"{offset}:{digest}" for offset, digest in zip(offsets, digests, strict=True))
 
 
 def group_rows(span: FlatSpan) -> list[Row]:
@@ -202,6 +227,46 @@ def step_rows(span: FlatSpan) -> list[Row]:
         integer_or(attributes, names.STEP_RUNNING_REQUESTS, 0),
         integer_or(attributes, names.STEP_WAITING_REQUESTS, 0),
         integer_or(attributes, names.STEP_PREEMPTED_REQUESTS, 0),
+        optional_seconds(attributes, names.STEP_POOL_USAGE),
+        optional_seconds(attributes, names.STEP_SCHEDULE_DURATION),
         optional_seconds(attributes, names.STEP_EXECUTE_DURATION),
     )
     return [row]
+
+
+def request_rows(span: FlatSpan) -> list[Row]:
+    """Return the row of a request's life; none where it does not say whose. The rest may be absent."""
+    attributes = span.attributes
+    if names.REQUEST_ID not in attributes:
+        return []
+    row = (
+        *_shared(span, sequence_required=False),
+        text(attributes, names.REQUEST_ID),
+        text_or(attributes, names.REQUEST_EXTERNAL_ID, "") or None,
+        binary(attributes, names.REQUEST_SESSION_DIGEST),
+        optional_integer(attributes, names.REQUEST_PROMPT_TOKENS),
+        optional_integer(attributes, names.REQUEST_HIT_TOKENS),
+        optional_integer(attributes, names.REQUEST_OUTPUT_TOKENS),
+        optional_integer(attributes, names.USAGE_CACHE_READ_TOKENS),
+        optional_seconds(attributes, names.REQUEST_QUEUE_DURATION),
+        optional_seconds(attributes, names.REQUEST_TIME_TO_FIRST_TOKEN),
+        integer_or(attributes, names.REQUEST_PREEMPTIONS, 0),
+        optional_integer(attributes, names.REQUEST_DRAFTED_TOKENS),
+        optional_integer(attributes, names.REQUEST_ACCEPTED_TOKENS),
+        text_or(attributes, names.REQUEST_FINISH_REASON, "") or None,
+    )
+    return [row]
+
+
+def usage_rows(span: FlatSpan) -> list[Row]:
+    """Return the row of another program's span that says how many tokens a request had; none where it does not."""
+    attributes = span.attributes
+
+    def first(keys: tuple[str, ...], kind: type) -> Any:
+        return next((attributes[key] for key in keys if type(attributes.get(key)) is kind), None)
+
+    prompt, cached = first(PROMPT_TOKENS, int), first(CACHE_READ_TOKENS, int)
+    if prompt is None and cached is None:
+        return []
+    ids = (span.trace_id, span.span_id, span.parent_span_id, span.start, max(span.start, span.end), span.name)
+    return [(*ids, first(REQUEST_IDS, str), prompt, cached)]

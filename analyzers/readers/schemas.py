@@ -33,7 +33,14 @@ LOOKUPS: Schema = {
     "ladder": pl.Binary(),
     "common": pl.Binary(),
     "prompt_digest": pl.Binary(),
+    "plain": pl.Binary(),
     "key": pl.Binary(),
+    "lora": pl.Binary(),
+    "salt": pl.Binary(),
+    "items": pl.String(),
+    "external_tokens": pl.Int64(),
+    "discarded_tokens": pl.Int64(),
+    "connector": pl.Boolean(),
 }
 
 GROUPS: Schema = {
@@ -85,5 +92,36 @@ STEPS: Schema = {
     "running_requests": pl.Int64(),
     "waiting_requests": pl.Int64(),
     "preempted_requests": pl.Int64(),
+    "pool_usage": pl.Float64(),
+    "schedule_duration": pl.Float64(),
     "execute_duration": pl.Float64(),
+}
+
+REQUESTS: Schema = {
+    **_SHARED,
+    "request_id": pl.String(),
+    "external_id": pl.String(),
+    "session": pl.Binary(),
+    "prompt_tokens": pl.Int64(),
+    "hit_tokens": pl.Int64(),
+    "output_tokens": pl.Int64(),
+    "cache_read_tokens": pl.Int64(),
+    "queue_duration": pl.Float64(),
+    "time_to_first_token": pl.Float64(),
+    "preemptions": pl.Int64(),
+    "drafted_tokens": pl.Int64(),
+    "accepted_tokens": pl.Int64(),
+    "finish_reason": pl.String(),
+}
+
+USAGES: Schema = {
+    "trace_id": pl.String(),
+    "span_id": pl.String(),
+    "parent_span_id": pl.String(),
+    "start": pl.Int64(),
+    "end": pl.Int64(),
+    "name": pl.String(),
+    "request_id": pl.String(),
+    "prompt_tokens": pl.Int64(),
+    "cache_read_tokens": pl.Int64(),
 }

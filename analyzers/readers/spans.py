@@ -10,6 +10,8 @@ from analyzers.readers.tally import SpanError
 
 TRACE_ID_BYTES = 16
 SPAN_ID_BYTES = 8
+FOREIGN = -1
+"""The life of a span that is another program's."""
 
 
 class FlatSpan(msgspec.Struct, gc=False):

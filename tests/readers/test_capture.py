@@ -16,7 +16,7 @@ from analyzers.readers import open_capture, schemas
 from otel_cache.semconv import names
 from tests.readers import otlp
 
-FRAMES = ("lookups", "groups", "stores", "evicts", "steps")
+FRAMES = ("lookups", "groups", "stores", "evicts", "steps", "requests", "usages")
 SPANS = [
     otlp.store(10, 1),
     otlp.step(11, 2),
@@ -206,3 +206,24 @@ def test_numbers_stand_in_quotes_or_not(tmp_path: Path) -> None:
     assert unquoted.count(b'"intValue":11910') == 1
     rest = b"".join(LINES[len(SPANS) :])
     assert_same(read(tmp_path, unquoted + rest), read(tmp_path, content))
+
+
+def test_what_other_programs_say_of_a_request_is_read_under_every_name(tmp_path: Path) -> None:
+    spans = [
+        otlp.span("llm_request", {"gen_ai.request.id": "a", "gen_ai.usage.prompt_tokens": 11910}, span_id=90),
+        otlp.span("chat", {names.USAGE_INPUT_TOKENS: 7, "gen_ai.usage.cache_read_input_tokens": 5}, span_id=91),
+        otlp.span("chat", {names.USAGE_CACHE_READ_TOKENS: 6}, span_id=92, parent=91),
+        otlp.span("chat", {"gen_ai.usage.cost": 0.5}, span_id=93),
+        otlp.span("GET", {"http.route": "/"}, span_id=94),
+    ]
+    foreign = otlp.line(otlp.resource(), spans, scope="vllm.api")
+    capture = read(tmp_path, LINES[0], foreign, foreign)
+    said = capture.usages.select("name", "request_id", "prompt_tokens", "cache_read_tokens").rows()
+    assert said == [("llm_request", "a", 11910, None), ("chat", None, 7, 5), ("chat", None, None, 6)]
+    assert (capture.spans, capture.foreign_spans) == (1, 10)
+
+
+def test_what_sampling_kept_back_is_counted_apart(tmp_path: Path) -> None:
+    line = otlp.line(otlp.resource(), [otlp.lookup(1, 1, SAMPLING_DROPPED=3), otlp.step(2, 2, EXPORT_DROPPED=2)])
+    capture = read(tmp_path, line, line)
+    assert (capture.sampled_spans, capture.unexported_spans) == (3, 2)
