@@ -1,13 +1,15 @@
 """The records that vLLM's processes send to the sidecar, and their frames.
 
 A connection carries frames: four bytes, big-endian, that give the payload's length, then the payload in
-MessagePack. The first frame of a connection is a `Hello`, every later one a `Batch`. Structs travel as arrays with
-a tag in front; a newer writer may append fields, which an older reader ignores. Positions are token counts from the
-start of the prompt; times are nanoseconds since the Unix epoch.
+MessagePack. The first frame of a connection is a `Hello`, every later one a `Batch` or a `StatusRequest`; the sidecar
+answers a batch with an `Acknowledge`, which nobody has to read. Structs travel as arrays with a tag in front; a newer
+writer may append fields, which an older reader ignores, and send records of new kinds, which it passes over. Versions
+that differ by 1 understand each other. Positions are token counts from the start of the prompt; times are nanoseconds
+since the Unix epoch.
 """
 
 import struct
-from typing import Any
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -25,7 +27,8 @@ Span = tuple[int, int, int]
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """Opens a connection: which process speaks, and in which version of the protocol.
 
-    `process` is a random hex string, one process life; `started` is when this process began to record.
+    `process` is a random hex string, one process life; `started` is when this process began to record. The last three
+    are those of the latest `Acknowledge` of another sidecar, for one that does not know this process.
     """
 
     protocol: int
@@ -33,6 +36,26 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     pid: int
     started: int
     version: str
+    acknowledged: int = 0
+    held: int = 0
+    evidence: dict[int, int] = {}
+
+
+class Acknowledge(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
+    """How far a sidecar has come with a process: every record with a number below `acknowledged` was received.
+
+    Of these, `held` are in no span that was written yet. `evidence` is, by replica, the number of the next span of
+    the evidence. `last`: the sidecar leaves and takes nothing more.
+    """
+
+    acknowledged: int
+    held: int
+    evidence: dict[int, int]
+    last: bool = False
+
+
+class StatusRequest(msgspec.Struct, frozen=True, array_like=True, tag="status"):
+    """Asks a sidecar how it is; it answers with one frame, see `otel_cache.sidecar.status`."""
 
 
 class Replica(msgspec.Struct, frozen=True, array_like=True, tag="replica"):
@@ -244,6 +267,12 @@ class Executed(msgspec.Struct, frozen=True, array_like=True, tag="executed"):
 Record = Replica | Lookup | RepeatedLookup | Store | Step | StepDone | Evict | Reset | Finished | Executed
 
 
+class Unknown(msgspec.Struct, frozen=True):
+    """A record of a kind that this reader does not know; nothing is lost with it."""
+
+    sequence: int
+
+
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     """Records in the order of their numbers. `dropped` counts what this process has dropped since it began."""
 
@@ -251,17 +280,29 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     records: list[Record]
 
 
+class _RawBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
+    dropped: int
+    records: list[msgspec.Raw]
+
+
+Message = Hello | Batch | StatusRequest
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Hello | Batch)
+_decoder = msgspec.msgpack.Decoder(Message)
+_raw_decoder = msgspec.msgpack.Decoder(_RawBatch)
+_record_decoder = msgspec.msgpack.Decoder(Record)
+_any_decoder = msgspec.msgpack.Decoder()
+_acknowledge_decoder = msgspec.msgpack.Decoder(Acknowledge)
+_KINDS = frozenset(kind.__struct_config__.tag for kind in get_args(Record))
 
 
-def encode_frame(message: Hello | Batch) -> bytes:
+def encode_frame(message: msgspec.Struct) -> bytes:
     """Return the frame of `message`: its length, then its payload."""
     payload = _encoder.encode(message)
     return LENGTH.pack(len(payload)) + payload
 
 
-def decode_payload(payload: bytes | bytearray | memoryview) -> Hello | Batch:
+def decode_payload(payload: bytes | bytearray | memoryview) -> Message:
     """Return what a frame's payload holds.
 
     Raises:
@@ -272,3 +313,54 @@ def decode_payload(payload: bytes | bytearray | memoryview) -> Hello | Batch:
         return _decoder.decode(payload)
     except msgspec.MsgspecError as error:
         raise RecordError(f"not a record of protocol {PROTOCOL_VERSION}: {error}") from error
+
+
+def salvage_batch(payload: bytes | bytearray | memoryview) -> tuple[Batch, int]:
+    """Return the readable records of a batch that could not be decoded whole, and how many others it has.
+
+    A record of a kind that is not known is there as `Unknown`.
+
+    Raises:
+        RecordError: the payload is no batch at all.
+
+    """
+    try:
+        raw = _raw_decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise RecordError(f"not a frame of protocol {PROTOCOL_VERSION}: {error}") from error
+    records: list[Record | Unknown] = []
+    malformed = 0
+    for each in raw.records:
+        try:
+            records.append(_record_decoder.decode(each))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            if (sequence := _unknown_sequence(each)) is None:
+                malformed += 1
+            else:
+                records.append(Unknown(sequence))
+    return Batch(raw.dropped, cast("list[Record]", records)), malformed
+
+
+def decode_acknowledge(payload: bytes | bytearray | memoryview) -> Acknowledge:
+    """Return what a sidecar answered.
+
+    Raises:
+        RecordError: it is no `Acknowledge`.
+
+    """
+    try:
+        return _acknowledge_decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise RecordError(f"not an answer of protocol {PROTOCOL_VERSION}: {error}") from error
+
+
+def _unknown_sequence(record: msgspec.Raw) -> int | None:
+    """Return the number of a record of a kind that is not known; None where the record is merely wrong."""
+    try:
+        fields = _any_decoder.decode(record)
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, TypeError):
+        return None
+    match fields:
+        case [str(tag), int(sequence), *_] if tag not in _KINDS and sequence >= 0 and not isinstance(sequence, bool):
+            return sequence
+    return None

@@ -3,7 +3,20 @@
 import logging
 from collections import OrderedDict
 
-from otel_cache.records import Batch, Evict, Hello, Lookup, Record, Replica, Reset, Step, StepDone, Store
+from otel_cache.records import (
+    Acknowledge,
+    Batch,
+    Evict,
+    Hello,
+    Lookup,
+    Record,
+    Replica,
+    Reset,
+    Step,
+    StepDone,
+    Store,
+    Unknown,
+)
 from otel_cache.sidecar.life import Gaps, ReplicaLife
 from otel_cache.sidecar.spans import SpanData
 
@@ -25,9 +38,11 @@ class ProcessBuilder:
         """Begin with the process that `hello` names."""
         self.failed = 0
         self._process = hello.process
-        self._expected = 0
+        # What an earlier sidecar received is in its file, but for what it held when it died.
+        self._expected = hello.acknowledged
+        self._gaps = Gaps(hello.held)
+        self._evidence = hello.evidence
         self._dropped = 0
-        self._gaps = Gaps()
         self._lives: dict[int, ReplicaLife] = {}
         self._spans: list[SpanData] = []
 
@@ -36,11 +51,17 @@ class ProcessBuilder:
         """Records of this process that never arrived."""
         return self._gaps.missing
 
+    @property
+    def progress(self) -> Acknowledge:
+        """How far this process's records have become spans."""
+        evidence = {**self._evidence, **{handle: life.evidence for handle, life in self._lives.items()}}
+        return Acknowledge(self._expected, sum(life.held for life in self._lives.values()), evidence)
+
     def add(self, batch: Batch) -> list[SpanData]:
         """Return the spans that the records of `batch` finish."""
         self._dropped = max(self._dropped, batch.dropped)
         for record in batch.records:
-            if not self._expects(record):
+            if not self._expects(record) or isinstance(record, Unknown):
                 continue
             try:
                 self._dispatch(record)
@@ -61,7 +82,7 @@ class ProcessBuilder:
             life.close()
         return self._take()
 
-    def _expects(self, record: Record) -> bool:
+    def _expects(self, record: Record | Unknown) -> bool:
         """Count what is missing before `record`; return False where it has come before."""
         sequence = record.sequence
         if sequence < self._expected:
@@ -95,7 +116,8 @@ class ProcessBuilder:
     def _life(self, handle: int) -> ReplicaLife:
         life = self._lives.get(handle)
         if life is None:
-            life = self._lives[handle] = ReplicaLife(self._process, handle, self._gaps, self._spans)
+            first = self._evidence.get(handle, 0)
+            life = self._lives[handle] = ReplicaLife(self._process, handle, self._gaps, self._spans, first)
         return life
 
     def _take(self) -> list[SpanData]:

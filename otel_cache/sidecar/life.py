@@ -33,8 +33,11 @@ class _OpenStep:
 class ReplicaLife:
     """Builds the spans of one replica in the order of its records and appends them to `spans`."""
 
-    def __init__(self, process: str, handle: int, gaps: Gaps, spans: list[SpanData]) -> None:
-        """Begin a life of the replica `handle` in the process `process`; its settings may come later."""
+    def __init__(self, process: str, handle: int, gaps: Gaps, spans: list[SpanData], evidence: int = 0) -> None:
+        """Begin a life of the replica `handle` in the process `process`; its settings may come later.
+
+        `evidence` is the number of its first span of the evidence: not 0 where an earlier sidecar wrote some.
+        """
         self._process = process
         self._handle = handle
         self._gaps = gaps
@@ -44,9 +47,21 @@ class ReplicaLife:
         self._requests = RequestTable()
         self._gathered: list[GatheredStores | GatheredEvicts | Reset] = []
         self._steps: dict[int, _OpenStep] = {}
-        self._evidence = 0
+        self._evidence = evidence
         self._reported = 0
         self._seen = 0
+        self._open_lookups = 0
+        self._open_gathered = 0
+
+    @property
+    def evidence(self) -> int:
+        """The number of the next span of the evidence."""
+        return self._evidence
+
+    @property
+    def held(self) -> int:
+        """Records of which no span was made yet: what a sidecar that dies now takes with it."""
+        return self._open_lookups + self._open_gathered + len(self._steps)
 
     def on_replica(self, record: Replica) -> None:
         """Take the replica's settings."""
@@ -63,9 +78,11 @@ class ReplicaLife:
         if known is not None and same_outcome(known.last, record):
             known.attempts += 1
             known.last = record
+            self._open_lookups += 1
             return
         self._close_lookup(request, admitted=None)
         request.lookup = OpenLookup(1, record.start, record)
+        self._open_lookups += 1
         for surplus in self._requests.surplus():
             self._close_request(surplus, surplus.seen)
 
@@ -73,6 +90,7 @@ class ReplicaLife:
         """Keep the store until its step is known."""
         self._requests.touch(record.request, record.time)
         self._seen = max(self._seen, record.time)
+        self._open_gathered += 1
         latest = self._gathered[-1] if self._gathered else None
         if isinstance(latest, GatheredStores) and latest.takes(record):
             latest.add(record)
@@ -82,6 +100,7 @@ class ReplicaLife:
     def on_evict(self, record: Evict) -> None:
         """Keep the eviction until its step is known."""
         self._seen = max(self._seen, record.time)
+        self._open_gathered += 1
         latest = self._gathered[-1] if self._gathered else None
         if isinstance(latest, GatheredEvicts) and latest.takes(record):
             latest.add(record)
@@ -91,6 +110,7 @@ class ReplicaLife:
     def on_reset(self, record: Reset) -> None:
         """Keep the reset until its step is known."""
         self._seen = max(self._seen, record.time)
+        self._open_gathered += 1
         self._gathered.append(record)
 
     def on_step(self, record: Step) -> None:
@@ -150,6 +170,7 @@ class ReplicaLife:
         if (known := request.lookup) is None:
             return
         request.lookup = None
+        self._open_lookups -= known.attempts
         last = known.last
         context = new_child(request.context)
         attributes = lookup_attributes(last, self._settings, known.attempts, admitted)
@@ -175,6 +196,7 @@ class ReplicaLife:
                     times = (gathered.time, gathered.time)
                     self._add_step_evidence(context, times, reset_attributes(), gathered.sequence, ())
         self._gathered.clear()
+        self._open_gathered = 0
 
     def _add_stores(self, gathered: GatheredStores, chunk: Chunk | None) -> None:
         parent = self._requests.touch(gathered.request, gathered.end).context

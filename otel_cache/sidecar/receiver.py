@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from otel_cache.errors import RecordError, UsageError
-from otel_cache.records import LENGTH, MAX_FRAME_BYTES, PROTOCOL_VERSION, Batch, Hello, decode_payload
+from otel_cache.records import LENGTH, MAX_FRAME_BYTES, PROTOCOL_VERSION, Batch, Hello, Message, decode_payload
 from otel_cache.sidecar.launch import is_listening
 
 _logger = logging.getLogger(__name__)
@@ -69,11 +69,13 @@ class _Connection:
             self._session.close()
         return bool(self._buffer)
 
-    def _take(self, message: Hello | Batch) -> None:
+    def _take(self, message: Message) -> None:
         if isinstance(message, Batch):
             if self._session is None:
                 raise RecordError("the first frame of a connection is not a hello")
             self._session.add(message)
+            return
+        if not isinstance(message, Hello):
             return
         if self._session is not None:
             raise RecordError("a second hello on one connection")

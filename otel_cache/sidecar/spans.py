@@ -17,14 +17,18 @@ Value = str | bool | int | float | Sequence[str] | Sequence[int]
 
 _SCOPE = InstrumentationScope(SCOPE, VERSION)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 
 class Context(NamedTuple):
-    """Names a span: 16-byte trace id and 8-byte span id, as integers that are not 0."""
+    """Names a span: 16-byte trace id and 8-byte span id, as integers that are not 0.
+
+    `sampled` is what the caller decided for the whole trace; None: the trace begins here.
+    """
 
     trace_id: int
     span_id: int
+    sampled: bool | None = None
 
 
 @dataclass(slots=True)
@@ -52,16 +56,16 @@ def new_root() -> Context:
 
 def new_child(parent: Context) -> Context:
     """Return the context of a new span in the trace of `parent`."""
-    return Context(parent.trace_id, _random_id(8))
+    return Context(parent.trace_id, _random_id(8), parent.sampled)
 
 
 def parse_traceparent(text: str) -> Context | None:
     """Return the span that a W3C `traceparent` header names; None where the header is not valid."""
     match = _TRACEPARENT.fullmatch(text.strip().lower())
-    if match is None or (text.startswith("00") and match[3]):
+    if match is None or (text.startswith("00") and match[4]):
         return None
-    context = Context(int(match[1], 16), int(match[2], 16))
-    return context if all(context) else None
+    context = Context(int(match[1], 16), int(match[2], 16), bool(int(match[3], 16) & TraceFlags.SAMPLED))
+    return context if context.trace_id and context.span_id else None
 
 
 def to_readable(span: SpanData) -> ReadableSpan:
