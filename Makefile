@@ -1,14 +1,15 @@
 # make demo    the main job on vLLM's own scheduler: a prompt whose second send misses, and why
 # make test    everything that must pass
+# make semconv    the names' module and reference page, from otel_cache/semconv/registry
 # make conformance    the same scenarios on every vLLM version that is supported
-# Both do their set-up themselves; set PYTHON to choose the interpreter (3.11 to 3.14).
+# All do their set-up themselves; set PYTHON to choose the interpreter (3.11 to 3.14).
 
 export PYTHON
 # An import of vLLM without its bytecode cache takes a minute instead of seconds.
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 .NOTPARALLEL:
-.PHONY: setup demo test test-fast conformance lint format clean distclean
+.PHONY: setup demo test test-fast conformance semconv lint format clean distclean
 
 LANES := 0.28.0 0.33.0
 ALL_VERSIONS := 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0
@@ -40,6 +41,10 @@ conformance:
 	@scripts/setup.sh vllm
 	@for version in $(filter-out 0.32.0,$(ALL_VERSIONS)); do scripts/setup.sh lane $$version || exit 1; done
 	VLLM_VERSIONS="$(ALL_VERSIONS)" $(BIN)/pytest tests/conformance tests/analysis/test_prediction.py
+
+semconv:
+	@scripts/setup.sh venv
+	$(BIN)/python -m scripts.semconv
 
 lint:
 	@scripts/setup.sh venv
