@@ -2,7 +2,7 @@
 
 import math
 
-from analyzers.vllm_lab.scenario import Engine, Scenario, sending_ids
+from analyzers.vllm_lab.scenario import Engine, LabRequest, Scenario, sending_ids
 from otel_cache.errors import ScenarioError
 
 SPARSE = ("mamba", "sliding_window")
@@ -66,6 +66,10 @@ def _check_engine(engine: Engine) -> None:
         )
     if engine.speculative and engine.speculative.accepted_tokens > engine.speculative.num_speculative_tokens:
         raise ScenarioError("engine.speculative.accepted_tokens: more than engine.speculative.num_speculative_tokens")
+    if engine.connector is not None and engine.cpu_offload is not None:
+        raise ScenarioError("engine.cpu_offload: is a connector of its own; take engine.connector away or this")
+    if engine.cpu_offload is not None and not any(group.kind == "full_attention" for group in engine.groups):
+        raise ScenarioError("engine.cpu_offload: vLLM's offloading needs a full_attention group")
 
 
 def _check_requests(scenario: Scenario) -> None:
@@ -95,6 +99,30 @@ def _check_requests(scenario: Scenario) -> None:
                 f"{place}: {total} tokens with its output, more than engine.max_model_len, "
                 f"{scenario.engine.max_model_len}"
             )
+        if request.with_ is None and request.delay:
+            raise ScenarioError(f"{place}.delay: counts steps from the start of another request; name it by with")
+        if request.with_ is not None and request.reset:
+            raise ScenarioError(
+                f"{place}.reset: a request that starts with another finds it running; put it on that one"
+            )
+        if request.lora_path is not None and request.lora is None:
+            raise ScenarioError(f"{place}.lora_path: there is no adapter without lora")
+        if request.stop_after is not None and request.stop_after > request.output_tokens:
+            raise ScenarioError(f"{place}.stop_after: more than output_tokens, {request.output_tokens}")
+        _check_items(request, scenario.engine.max_num_batched_tokens, place)
+
+
+def _check_items(request: LabRequest, most: int, place: str) -> None:
+    end = 0
+    for index, item in enumerate(request.items):
+        here = f"{place}.items[{index}]"
+        if item.offset < end:
+            raise ScenarioError(f"{here}.offset: {item.offset} lies before the end of the item above it, {end}")
+        end = item.offset + item.tokens
+        if end > request.prompt_tokens:
+            raise ScenarioError(f"{here}: ends at {end}, beyond the prompt's {request.prompt_tokens} tokens")
+        if item.tokens > most:
+            raise ScenarioError(f"{here}.tokens: an item is encoded in one step, which takes at most {most} tokens")
 
 
 def _listed(values: list[int] | list[str]) -> str:

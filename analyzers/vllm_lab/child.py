@@ -30,7 +30,8 @@ def run_job(job: Job) -> Answer:
 
         from analyzers.vllm_lab.driver import run_scenario
 
-        result = LabResult(vllm.__version__, run_scenario(scenario))
+        ran = run_scenario(scenario)
+        result = LabResult(vllm.__version__, ran.requests, ran.replicas)
     except OtelCacheError as error:
         return Answer(error=str(error), known=True)
     except Exception as error:

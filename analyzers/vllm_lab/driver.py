@@ -9,10 +9,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from analyzers.vllm_lab.engine import Replica, accepted, build_replicas, known
-from analyzers.vllm_lab.results import RequestResult
+from analyzers.vllm_lab.connectors import transferred
+from analyzers.vllm_lab.engine import Replica, build_replicas, known
+from analyzers.vllm_lab.observer import Observer
+from analyzers.vllm_lab.requests import RequestMaker
+from analyzers.vllm_lab.results import ReplicaResult, RequestResult, RunResult
 from analyzers.vllm_lab.scenario import Scenario, Sending, Speculative, batches
-from analyzers.vllm_lab.tokens import SPECIAL, VOCABULARY, output, segment
+from analyzers.vllm_lab.tokens import SPECIAL, STOP, output
 from otel_cache.errors import LabError
 
 IDLE_STEPS = 8
@@ -21,16 +24,23 @@ IDLE_STEPS = 8
 
 @dataclass
 class _Progress:
-    """What vLLM has said of a request so far."""
+    """What vLLM has said of a request so far; `since` is the replica's call of `schedule` that it arrived before."""
 
     sending: Sending
     request: Any
+    since: int
     hit: int | None = None
+    admitted: int = 0
     resumed: list[int] = field(default_factory=list)
     chunks: list[int] = field(default_factory=list)
     furthest: int = 0
+    local: int = 0
+    external: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     def result(self) -> RequestResult:
+        reason = self.request.get_finished_reason()
         return RequestResult(
             request_id=self.sending.id,
             replica=self.sending.replica,
@@ -40,26 +50,36 @@ class _Progress:
             chunks=self.chunks,
             output_tokens=self.request.num_output_tokens,
             preemptions=getattr(self.request, "num_preemptions", 0),
+            local_tokens=self.local,
+            external_tokens=self.external,
+            finish_reason="" if reason is None else str(reason),
+            drafted=self.drafted,
+            accepted=self.accepted,
+            schedule_calls=self.admitted - self.since,
         )
 
 
-def run_scenario(scenario: Scenario) -> list[RequestResult]:
+def run_scenario(scenario: Scenario) -> RunResult:
     """Build the replicas, send all requests, and return what vLLM said of each, in the order of sending.
 
     Raises:
-        LabError: vLLM refuses the engine, or the block pool is too small for a request.
+        LabError: vLLM refuses the engine or lacks something, or the block pool is too small for a request.
 
     """
     drivers = [_Driver(replica, scenario) for replica in build_replicas(scenario.engine, scenario.replicas)]
     results: list[RequestResult] = []
     for batch in batches(scenario):
-        progress = [drivers[sending.replica].add(sending) for sending in batch]
+        if batch[0].request.reset:
+            for driver in drivers:
+                driver.reset()
+        for sending in batch:
+            drivers[sending.replica].expect(sending)
         # All replicas step in turn, as if each had a GPU of its own.
         while busy := [driver for driver in drivers if driver.busy]:
             for driver in busy:
                 driver.step()
-        results.extend(each.result() for each in progress)
-    return results
+        results.extend(drivers[sending.replica].result(sending.id) for sending in batch)
+    return RunResult(results, [driver.replica_result() for driver in drivers])
 
 
 class _Driver:
@@ -67,48 +87,69 @@ class _Driver:
 
     def __init__(self, replica: Replica, scenario: Scenario) -> None:
         self._scheduler = replica.scheduler
-        self._hasher = replica.block_hasher
+        self._maker = RequestMaker(replica, scenario.engine.vocabulary)
+        self._observer = Observer(replica.scheduler, scenario.observe_cache)
         self._queue_size = replica.queue_size
         self._queue: deque[tuple[Any, Any]] = deque()
         self._scenario = scenario
+        self._expected: list[tuple[int, Sending]] = []
         self._progress: dict[str, _Progress] = {}
-        self._loras: dict[str, int] = {}
         self._idle = 0
         self._stuck = 0
 
     @property
     def busy(self) -> bool:
         """Whether there is anything to schedule or to finish."""
-        return bool(self._queue) or self._scheduler.has_requests()
+        return bool(self._queue or self._expected) or self._scheduler.has_requests()
 
-    def add(self, sending: Sending) -> _Progress:
-        """Hand a request to the scheduler."""
-        from vllm import SamplingParams
-        from vllm.v1.request import Request
+    def expect(self, sending: Sending) -> None:
+        """Hand a request to the scheduler once its delay is over."""
+        self._expected.append((self._observer.steps + sending.request.delay, sending))
 
-        asked = sending.request
-        arguments = accepted(
-            Request.__init__,
-            request_id=sending.id,
-            prompt_token_ids=[token for part in asked.prompt for token in segment(part.segment, part.tokens)],
-            sampling_params=SamplingParams(max_tokens=asked.output_tokens, temperature=0, ignore_eos=True),
-            pooling_params=None,
-            eos_token_id=None,
-            lora_request=self._lora(asked.lora),
-            cache_salt=asked.cache_salt,
-            block_hasher=self._hasher,
-        )
-        request = Request(**arguments)
-        progress = _Progress(sending, request)
-        self._progress[sending.id] = progress
-        self._scheduler.add_request(request)
-        return progress
+    def reset(self) -> None:
+        """Clear the prefix cache."""
+        if not self._scheduler.reset_prefix_cache():
+            raise LabError("reset: vLLM does not clear its prefix cache, since blocks are still in use")
+        self._observer.reset()
+
+    def result(self, sending: str) -> RequestResult:
+        """Return what vLLM said of a sending that has ended."""
+        return self._progress[sending].result()
+
+    def replica_result(self) -> ReplicaResult:
+        """Return what was seen of the scheduler as a whole."""
+        return self._observer.result()
+
+    def _arrive(self) -> None:
+        now = self._observer.steps
+        # With nothing else to do time passes at once.
+        idle = not self._queue and not self._scheduler.has_requests()
+        first = min((due for due, _ in self._expected), default=0)
+        for due, sending in list(self._expected):
+            if due <= now or (idle and due == first):
+                self._expected.remove((due, sending))
+                request = self._maker.make(sending)
+                self._progress[sending.id] = _Progress(sending, request, now)
+                self._scheduler.add_request(request)
+
+    def _abort(self) -> None:
+        from vllm.v1.request import RequestStatus
+
+        now = self._observer.steps
+        for name in list(self._scheduler.requests):
+            progress = self._progress.get(name)
+            after = progress.sending.request.abort_after if progress else None
+            if progress and after is not None and now - progress.since >= after:
+                self._scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     def step(self) -> None:
         """Schedule a step, and give the scheduler the output of the oldest one once the queue is full."""
         scheduler = self._scheduler
+        self._arrive()
+        self._abort()
         if scheduler.has_requests():
             step = scheduler.schedule()
+            self._observer.scheduled(step)
             self._queue.append((step, self._execute(step)))
             scheduled = step.total_num_scheduled_tokens > 0
             self._note(step, scheduled)
@@ -117,7 +158,10 @@ class _Driver:
         if not self._queue:
             return
         step, result = self._queue.popleft()
-        scheduler.update_from_output(step, result)
+        self._count_drafts(step, result)
+        outputs = scheduler.update_from_output(step, result)
+        self._observer.updated(outputs)
+        self._count_prefill(outputs)
         if self._queue_size == 1:
             self._draft(step)
 
@@ -140,7 +184,7 @@ class _Driver:
                 for _, result in self._queue
                 if name in result.req_id_to_index
             )
-            sampled.append(output(name, start + count)[start:])
+            sampled.append(self._output(name, start, count))
         return known(
             ModelRunnerOutput,
             req_ids=names,
@@ -149,6 +193,7 @@ class _Driver:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
+            kv_connector_output=transferred(step),
         )
 
     def _draft(self, step: Any) -> None:
@@ -165,27 +210,45 @@ class _Driver:
 
     def _drafts(self, name: str, speculative: Speculative) -> list[int]:
         start = self._progress[name].request.num_output_tokens
-        tokens = output(name, start + speculative.num_speculative_tokens)[start:]
+        tokens = self._output(name, start, speculative.num_speculative_tokens)
         right = speculative.accepted_tokens
-        return tokens[:right] + [_other(token) for token in tokens[right:]]
+        return tokens[:right] + [_other(token, self._scenario.engine.vocabulary) for token in tokens[right:]]
 
     @property
     def _accepted_tokens(self) -> int:
         speculative = self._scenario.engine.speculative
         return speculative.accepted_tokens if speculative else 0
 
-    def _lora(self, name: str | None) -> Any:
-        if name is None:
-            return None
-        from vllm.lora.request import LoRARequest
+    def _output(self, name: str, start: int, count: int) -> list[int]:
+        """Return `count` of the tokens that a request generates, from number `start` on."""
+        tokens = output(name, start + count, self._scenario.engine.vocabulary)[start:]
+        stop = self._progress[name].sending.request.stop_after
+        if stop is not None and start < stop <= start + count:
+            tokens[stop - 1 - start] = STOP
+        return tokens
 
-        number = self._loras.setdefault(name, len(self._loras) + 1)
-        return LoRARequest(lora_name=name, lora_int_id=number, lora_path=name)
+    def _count_drafts(self, step: Any, result: Any) -> None:
+        """Count drafts as vLLM does, of requests that have not ended meanwhile, before it cuts what is too long."""
+        for name, drafts in step.scheduled_spec_decode_tokens.items():
+            sampled = result.sampled_token_ids[result.req_id_to_index[name]]
+            if sampled and name in self._scheduler.requests:
+                self._progress[name].drafted += len(drafts)
+                self._progress[name].accepted += len(sampled) - 1
+
+    def _count_prefill(self, outputs: Any) -> None:
+        """Keep what vLLM says of where the tokens of the first admission came from."""
+        for client in outputs.values():
+            for each in client.outputs:
+                if each.prefill_stats is not None:
+                    self._progress[each.request_id].local = each.prefill_stats.num_local_cached_tokens
+                    self._progress[each.request_id].external = each.prefill_stats.num_external_cached_tokens
 
     def _note(self, step: Any, scheduled: bool) -> None:
         """Keep what the step says of each request, and stop when nothing comes of it any more."""
         for new in step.scheduled_new_reqs:
-            self._progress[new.req_id].hit = new.num_computed_tokens
+            progress = self._progress[new.req_id]
+            progress.hit = new.num_computed_tokens
+            progress.admitted = self._observer.steps
         cached = step.scheduled_cached_reqs
         resumed = getattr(cached, "resumed_req_ids", ())
         for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
@@ -224,6 +287,6 @@ class _Driver:
         )
 
 
-def _other(token: int) -> int:
+def _other(token: int, vocabulary: int) -> int:
     """Return a token that is not `token`."""
-    return SPECIAL + (token - SPECIAL + 1) % (VOCABULARY - SPECIAL)
+    return SPECIAL + (token - SPECIAL + 1) % (vocabulary - SPECIAL)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analyzers.vllm_lab.connectors import tensors, transfer_config
 from analyzers.vllm_lab.model import write_config
 from analyzers.vllm_lab.scenario import Engine, Group
-from analyzers.vllm_lab.tokens import VOCABULARY
 from otel_cache.errors import LabError
 
 RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
@@ -97,6 +97,7 @@ def _build(engine: Engine, index: int) -> Replica:
         )
     )
     scheduler.otel_cache_replica_id = f"replica-{index}"
+    _give_encoder_budget(scheduler, engine)
     hash_function = get_hash_fn_by_name(cache.prefix_caching_hash_algo)
     init_none_hash(hash_function)
     hasher = get_request_block_hasher(
@@ -108,6 +109,12 @@ def _build(engine: Engine, index: int) -> Replica:
         ),
     )
     return Replica(scheduler, hasher, 2 if engine.async_scheduling else 1)
+
+
+def _give_encoder_budget(scheduler: Any, engine: Engine) -> None:
+    """Let multimodal items be encoded: the budget follows from the model, and the lab's has no encoder."""
+    scheduler.max_num_encoder_input_tokens = engine.max_num_batched_tokens
+    scheduler.encoder_cache_manager = type(scheduler.encoder_cache_manager)(cache_size=POSITIONS)
 
 
 def _constructor(scheduler_class: type) -> Callable[..., Any]:
@@ -125,7 +132,7 @@ def _vllm_config(engine: Engine) -> Any:
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
-    write_config(Path(MODEL), VOCABULARY, POSITIONS)
+    write_config(Path(MODEL), engine.vocabulary, POSITIONS)
     interval = engine.prefix_cache_retention_interval
     settings: dict[str, Any] = {}
     # Without this field the interval is in the environment.
@@ -143,6 +150,7 @@ def _vllm_config(engine: Engine) -> Any:
         max_num_batched_tokens=engine.max_num_batched_tokens,
         speculative_config=_speculative_config(engine),
         async_scheduling=False,
+        kv_transfer_config=transfer_config(engine),
         **settings,
     ).create_engine_config()
     # The CPU platform turns async scheduling off, because it has no second stream; the scheduler does not mind.
@@ -194,7 +202,7 @@ def _kv_cache_config(engine: Engine, config: Any) -> Any:
     return known(
         KVCacheConfig,
         num_blocks=engine.num_gpu_blocks,
-        kv_cache_tensors=[],
+        kv_cache_tensors=tensors(engine, [f"{group.kind}.{index}" for index, group in enumerate(listed)]),
         kv_cache_groups=groups,
         prefix_cache_retention_interval=getattr(config.cache_config, "prefix_cache_retention_interval", None),
     )

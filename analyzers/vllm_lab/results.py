@@ -1,4 +1,4 @@
-"""What a run of the lab yields: per request, what vLLM itself reported."""
+"""What a run of the lab yields: per request and per replica, what vLLM itself reported."""
 
 import msgspec
 
@@ -7,7 +7,10 @@ class RequestResult(msgspec.Struct, frozen=True):
     """One sending. Lengths in tokens.
 
     `hit_tokens` is what the first admission found computed (`num_computed_tokens` of the step's new request),
-    `resumed_hit_tokens` the same of each admission after a preemption, `chunks` what each step computed.
+    `local_tokens` and `external_tokens` are what vLLM counts of it for the cache and for a KV connector;
+    `resumed_hit_tokens` the same of each admission after a preemption, `chunks` what each step computed. `drafted` and
+    `accepted` count the draft tokens that were scheduled and those that were right. `schedule_calls` counts the calls
+    of `schedule` from the request's arrival until it was admitted first. `finish_reason` is vLLM's word.
     """
 
     request_id: str
@@ -18,6 +21,37 @@ class RequestResult(msgspec.Struct, frozen=True):
     chunks: list[int]
     output_tokens: int
     preemptions: int
+    local_tokens: int = 0
+    external_tokens: int = 0
+    finish_reason: str = ""
+    drafted: int = 0
+    accepted: int = 0
+    schedule_calls: int = 0
+
+
+class ReplicaResult(msgspec.Struct, frozen=True):
+    """One replica's scheduler.
+
+    `steps` counts the calls of `schedule`, `drafted` and `accepted` are the sums of vLLM's own statistics. `digest`
+    is that of all that the scheduler returned: chunks, block ids, drafts, outputs. With `observe_cache` the rest is the
+    block pool's own account, by group: the keys that `added` and `removed` steps brought and took (a key that was
+    taken and brought back within one step is in neither), and `cleared`, those that a reset took.
+    """
+
+    steps: int
+    drafted: int
+    accepted: int
+    digest: str
+    added: dict[int, int] = {}
+    removed: dict[int, int] = {}
+    cleared: dict[int, int] = {}
+
+
+class RunResult(msgspec.Struct, frozen=True):
+    """A scenario's run: `requests` in the order of sending, `replicas` in that of their names."""
+
+    requests: list[RequestResult]
+    replicas: list[ReplicaResult]
 
 
 class LabResult(msgspec.Struct, frozen=True):
@@ -25,6 +59,7 @@ class LabResult(msgspec.Struct, frozen=True):
 
     vllm_version: str
     requests: list[RequestResult]
+    replicas: list[ReplicaResult] = []
 
     @property
     def hits(self) -> list[int]:

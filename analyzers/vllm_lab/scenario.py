@@ -33,6 +33,7 @@ import msgspec
 import yaml
 
 from analyzers.vllm_lab.keys import check_keys
+from analyzers.vllm_lab.tokens import VOCABULARY
 from otel_cache.errors import ScenarioError
 
 # Upper bounds keep a slip of the pen from filling the machine's memory; nothing real comes near them.
@@ -42,6 +43,7 @@ Few = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 Kind = Literal["mamba", "full_attention", "sliding_window"]
 Method = Literal["mtp", "ngram"]
+Vocabulary = Annotated[int, msgspec.Meta(ge=1000, le=(1 << 31) - 1)]
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +64,22 @@ class Speculative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accepted_tokens: Count = 0
 
 
+class Connector(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"class_": "class"}):
+    """A KV connector of one's own: the class, its module, the folder that the module lies in, its extra settings."""
+
+    class_: Name
+    module_path: Name
+    folder: Name | None = None
+    extra: dict[str, str | int | float | bool] = {}
+
+
+class CpuOffload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """vLLM's SimpleCPUOffloadConnector; `blocks` is the size of its own pool, `lazy` its mode."""
+
+    blocks: Positive
+    lazy: bool = False
+
+
 class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings of one engine core, by vLLM's names."""
 
@@ -75,6 +93,9 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_model_len: Positive = 131072
     async_scheduling: bool = False
     speculative: Speculative | None = None
+    connector: Literal["decode_bench"] | Connector | None = None
+    cpu_offload: CpuOffload | None = None
+    vocabulary: Vocabulary = VOCABULARY
 
     def group_list(self) -> list[Group]:
         """Return one entry per KV-cache group, each with its block size, in the order of the group ids."""
@@ -96,8 +117,20 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: Positive
 
 
+class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A multimodal item in the place of `tokens` tokens of the prompt from `offset` on; equal names, equal content."""
+
+    content: Name
+    offset: Count
+    tokens: Positive
+
+
 class LabRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"with_": "with"}):
-    """A request and how often it is sent; `cache_salt` and `lora` (an adapter's name) set the extra keys."""
+    """A request and how often it is sent.
+
+    `cache_salt`, `lora` (an adapter's name) and `items` set the extra keys. `delay`, `stop_after` and `abort_after` are
+    counted in steps, output tokens and steps.
+    """
 
     id: Name
     prompt: Annotated[tuple[Part, ...], msgspec.Meta(min_length=1)]
@@ -105,8 +138,17 @@ class LabRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     times: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
     replica: Count | None = None
     with_: str | None = None
+    delay: Count = 0
     cache_salt: Name | None = None
     lora: Name | None = None
+    lora_path: Name | None = None
+    items: tuple[Item, ...] = ()
+    skip_prefix_cache: bool = False
+    session_id: Name | None = None
+    trace_headers: dict[str, str] = {}
+    stop_after: Positive | None = None
+    abort_after: Positive | None = None
+    reset: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -120,6 +162,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: Engine
     requests: Annotated[tuple[LabRequest, ...], msgspec.Meta(min_length=1)]
     replicas: Few = 1
+    observe_cache: bool = False
 
 
 class Sending(msgspec.Struct, frozen=True):

@@ -9,21 +9,25 @@ SPECIAL = 10
 """Ids below are left to special tokens."""
 
 
+STOP = 2
+"""The token that ends a request with `stop_after`."""
+
+
 @lru_cache(maxsize=256)
-def _generator(name: str) -> tuple[random.Random, list[int]]:
+def _generator(name: str, vocabulary: int) -> tuple[random.Random, list[int]]:
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest(), "big")
     return random.Random(seed), []
 
 
-def segment(name: str, length: int) -> list[int]:
-    """Return the first `length` tokens of the segment `name`."""
-    generator, known = _generator(name)
+def segment(name: str, length: int, vocabulary: int = VOCABULARY) -> list[int]:
+    """Return the first `length` tokens of the segment `name`, all of them below `vocabulary`."""
+    generator, known = _generator(name, vocabulary)
     # random() is promised never to change between versions; randrange and choices are not.
     while len(known) < length:
-        known.append(SPECIAL + int(generator.random() * (VOCABULARY - SPECIAL)))
+        known.append(SPECIAL + int(generator.random() * (vocabulary - SPECIAL)))
     return known[:length]
 
 
-def output(sending: str, length: int) -> list[int]:
+def output(sending: str, length: int, vocabulary: int = VOCABULARY) -> list[int]:
     """Return the first `length` tokens that the sending with this id generates."""
-    return segment(f"output:{sending}", length)
+    return segment(f"output:{sending}", length, vocabulary)

@@ -14,8 +14,11 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "Engine": scenario.Engine,
     "Group": scenario.Group,
     "Speculative": scenario.Speculative,
+    "Connector": scenario.Connector,
+    "CPU offload": scenario.CpuOffload,
     "Request": scenario.LabRequest,
     "Part": scenario.Part,
+    "Item": scenario.Item,
 }
 
 
@@ -24,8 +27,11 @@ def test_every_key(name: str) -> None:
     """Each key stands in its table with its default, in order, and no other."""
     expected = {}
     for field in msgspec.structs.fields(STRUCTS[name]):
-        default = "required" if field.required else f"`{yaml.safe_dump(field.default).split(chr(10))[0]}`"
-        expected[field.encode_name] = default
+        value = field.default if field.default is not msgspec.NODEFAULT else None
+        if field.default_factory is not msgspec.NODEFAULT:
+            value = field.default_factory()
+        shown = yaml.safe_dump(list(value) if isinstance(value, tuple) else value).split("\n")[0]
+        expected[field.encode_name] = "required" if field.required else f"`{shown}`"
     found = {key: row[0] for key, row in table(sections(TEXT)[name]).items()}
     assert found == expected
 

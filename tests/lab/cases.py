@@ -10,6 +10,12 @@ from analyzers.vllm_lab.scenario import find_scenario
 MTP = {"method": "mtp", "num_speculative_tokens": 2}
 FULL = [{"kind": "full_attention"}]
 HYBRID = [{"kind": "mamba", "layers": 3}, {"kind": "full_attention"}]
+EXTERNAL = {
+    "class": "ExternalConnector",
+    "module_path": "external",
+    "folder": str(Path(__file__).parents[1] / "signals"),
+}
+"""The tests' own KV connector."""
 
 
 def shipped(name: str, **engine: Any) -> dict[str, Any]:

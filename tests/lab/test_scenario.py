@@ -19,7 +19,24 @@ def test_every_key() -> None:
     data = scenario(
         [
             request("cold", ("doc", 100), output_tokens=5),
-            request("repeat", ("doc", 100), ("q", 7), times=3, replica=1, cache_salt="s", lora="l", **{"with": "cold"}),
+            request(
+                "repeat",
+                ("doc", 100),
+                ("q", 7),
+                times=3,
+                replica=1,
+                delay=2,
+                cache_salt="s",
+                lora="l",
+                lora_path="/l",
+                items=[{"content": "cat", "offset": 10, "tokens": 20}],
+                skip_prefix_cache=True,
+                session_id="s",
+                trace_headers={"traceparent": "00-0"},
+                stop_after=2,
+                abort_after=9,
+                **{"with": "cold"},
+            ),
         ],
         [
             {"kind": "mamba", "layers": 3, "block_size": 1600},
@@ -36,7 +53,10 @@ def test_every_key() -> None:
         max_model_len=5000,
         async_scheduling=True,
         speculative=MTP | {"accepted_tokens": 1},
+        connector={"class": "Mine", "module_path": "mine", "folder": "/f", "extra": {"a": 1}},
+        vocabulary=1 << 30,
     )
+    data["observe_cache"] = True
     read = parse_scenario(data)
     assert read.engine.block_sizes() == [1600, 1600, 1600, 64, 16]
     assert [group.draft for group in read.engine.group_list()] == [False, False, False, False, True]
@@ -44,6 +64,7 @@ def test_every_key() -> None:
     assert read.engine.speculative.accepted_tokens == 1
     assert read.requests[1].prompt_tokens == 107
     assert read.requests[1].with_ == "cold"
+    assert read.requests[1].items[0].content == "cat"
 
 
 @pytest.mark.parametrize("name", ["model_case", "early_branch"])
@@ -170,6 +191,46 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "length": (
         put("requests", 0, "prompt", 0, "tokens", value=200000),
         "requests[0]: 200003 tokens with its output, more than engine.max_model_len, 131072",
+    ),
+    "vocabulary": (put("engine", "vocabulary", value=1 << 31), "engine.vocabulary: Expected `int` <= 2147483647"),
+    "two connectors": (
+        put("engine", value={"groups": FULL, "connector": "decode_bench", "cpu_offload": {"blocks": 9}}),
+        "engine.cpu_offload: is a connector of its own",
+    ),
+    "connector": (put("engine", "connector", value="nixl"), "engine.connector: Invalid enum value 'nixl'"),
+    "connector's class": (
+        put("engine", "connector", value={"module_path": "mine"}),
+        "engine.connector.class: missing",
+    ),
+    "offload without attention": (
+        put("engine", value={"groups": [{"kind": "mamba"}], "block_size": 1600, "cpu_offload": {"blocks": 9}}),
+        "engine.cpu_offload: vLLM's offloading needs a full_attention group",
+    ),
+    "delay": (
+        put("requests", 0, "delay", value=1),
+        "requests[0].delay: counts steps from the start of another request",
+    ),
+    "reset with another": (
+        put("requests", 1, value=request("repeat", ("doc", 10), reset=True, **{"with": "cold"})),
+        "requests[1].reset: a request that starts with another finds it running",
+    ),
+    "path of nothing": (put("requests", 0, "lora_path", value="/l"), "requests[0].lora_path: there is no adapter"),
+    "stop": (put("requests", 0, "stop_after", value=4), "requests[0].stop_after: more than output_tokens, 3"),
+    "item outside": (
+        put("requests", 0, "items", value=[{"content": "cat", "offset": 4990, "tokens": 20}]),
+        "requests[0].items[0]: ends at 5010, beyond the prompt's 5000 tokens",
+    ),
+    "items overlap": (
+        put("requests", 0, "items", value=[{"content": "cat", "offset": n, "tokens": 20} for n in (10, 20)]),
+        "requests[0].items[1].offset: 20 lies before the end of the item above it, 30",
+    ),
+    "item too long": (
+        put(
+            "requests",
+            0,
+            value=request("cold", ("doc", 9000), items=[{"content": "cat", "offset": 0, "tokens": 8500}]),
+        ),
+        "requests[0].items[0].tokens: an item is encoded in one step, which takes at most 8192 tokens",
     ),
     "priority": (put("requests", 0, "priority", value=1), "requests[0].priority: unknown key"),
 }

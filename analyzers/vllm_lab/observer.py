@@ -1,0 +1,93 @@
+"""Observes one scheduler from outside, by what it returns and what its block pool holds. Runs in the lab's child.
+
+It knows nothing of the instrumentation: what it finds is what the spans are held against.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from analyzers.vllm_lab.results import ReplicaResult
+
+
+class Observer:
+    """Counts calls, drafts and, if asked, keys of the cache."""
+
+    def __init__(self, scheduler: Any, cache: bool) -> None:
+        """Observe `scheduler`; with `cache` its block pool too, which costs as much as the pool is large."""
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self._cache = cache
+        self._held: Collection[Any] = frozenset()
+        self._added: Counter[int] = Counter()
+        self._removed: Counter[int] = Counter()
+        self._cleared: Counter[int] = Counter()
+        self._hash = hashlib.sha256()
+        self._drafted = self._accepted = 0
+        self.steps = 0
+
+    def scheduled(self, step: Any) -> None:
+        """Take what `schedule` returned."""
+        self.steps += 1
+        cached = step.scheduled_cached_reqs
+        self._take(
+            dict(step.num_scheduled_tokens),
+            {new.req_id: [new.block_ids, new.num_computed_tokens] for new in step.scheduled_new_reqs},
+            dict(zip(cached.req_ids, zip(cached.new_block_ids, cached.num_computed_tokens, strict=True), strict=True)),
+            step.scheduled_spec_decode_tokens,
+            sorted(step.finished_req_ids),
+            sorted(getattr(step, "preempted_req_ids", None) or ()),
+        )
+        self._look()
+
+    def updated(self, outputs: Any) -> None:
+        """Take what `update_from_output` returned: a client's outputs each."""
+        for client in outputs.values():
+            for each in client.outputs:
+                reason = None if each.finish_reason is None else str(each.finish_reason)
+                self._take(each.request_id, each.new_token_ids, reason, each.stop_reason)
+            stats = getattr(client.scheduler_stats, "spec_decoding_stats", None)
+            if stats is not None:
+                self._drafted += stats.num_draft_tokens
+                self._accepted += stats.num_accepted_tokens
+        self._look()
+
+    def reset(self) -> None:
+        """Take note that the cache was cleared."""
+        if self._cache:
+            self._cleared += _by_group(self._held)
+            self._held = self._keys()
+
+    def result(self) -> ReplicaResult:
+        """Return what was found."""
+        return ReplicaResult(
+            steps=self.steps,
+            drafted=self._drafted,
+            accepted=self._accepted,
+            digest=self._hash.hexdigest(),
+            added=dict(self._added),
+            removed=dict(self._removed),
+            cleared=dict(self._cleared),
+        )
+
+    def _take(self, *parts: Any) -> None:
+        self._hash.update(msgspec.json.encode(msgspec.to_builtins(parts), order="sorted"))
+
+    def _look(self) -> None:
+        if not self._cache:
+            return
+        now = self._keys()
+        self._added += _by_group(now - self._held)
+        self._removed += _by_group(self._held - now)
+        self._held = now
+
+    def _keys(self) -> Any:
+        return set(self._pool.cached_block_hash_to_block._cache)
+
+
+def _by_group(keys: Collection[Any]) -> Counter[int]:
+    from vllm.v1.core.kv_cache_utils import get_group_id
+
+    return Counter(get_group_id(key) for key in keys)
