@@ -2,14 +2,20 @@
 
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
 
+from otel_cache.errors import RecordError
 from otel_cache.records import (
     Acknowledge,
     Batch,
     Evict,
+    Executed,
+    Finished,
     Hello,
     Lookup,
     Record,
+    RepeatedLookup,
     Replica,
     Reset,
     Step,
@@ -17,13 +23,29 @@ from otel_cache.records import (
     Store,
     Unknown,
 )
+from otel_cache.semconv.names import WORKER_RANK
 from otel_cache.sidecar.life import Gaps, ReplicaLife
 from otel_cache.sidecar.spans import SpanData
+from otel_cache.sidecar.worker import WorkerLife
 
 _logger = logging.getLogger(__name__)
 
 MAX_PROCESSES = 256
 """Process lives that are remembered after their connection ended, in case they connect again."""
+MAX_LIVES = 1024
+"""Schedulers and workers of one process. One has more only in tests, and none without end."""
+
+_HANDLERS: dict[type[Record], Callable[[ReplicaLife, Any], None]] = {
+    Lookup: ReplicaLife.on_lookup,
+    RepeatedLookup: ReplicaLife.on_repeat,
+    Store: ReplicaLife.on_store,
+    Step: ReplicaLife.on_step,
+    StepDone: ReplicaLife.on_done,
+    Evict: ReplicaLife.on_evict,
+    Reset: ReplicaLife.on_reset,
+    Finished: ReplicaLife.on_finished,
+    Replica: ReplicaLife.on_replica,
+}
 
 
 class ProcessBuilder:
@@ -44,6 +66,7 @@ class ProcessBuilder:
         self._evidence = hello.evidence
         self._dropped = 0
         self._lives: dict[int, ReplicaLife] = {}
+        self._workers: dict[int, WorkerLife] = {}
         self._spans: list[SpanData] = []
 
     @property
@@ -76,7 +99,7 @@ class ProcessBuilder:
         """Return the spans of all that is open: nothing more will come, or not soon."""
         # What a process dropped shows as a hole in the numbers, but for the drops after its last record.
         self._gaps.missing = max(self._gaps.missing, self._dropped)
-        if self._gaps.missing and not self._lives:
+        if self._gaps.missing and not self._lives and not self._workers:
             self._life(0)
         for life in self._lives.values():
             life.close()
@@ -96,29 +119,31 @@ class ProcessBuilder:
         return True
 
     def _dispatch(self, record: Record) -> None:
-        life = self._life(record.replica)
-        match record:
-            case Lookup():
-                life.on_lookup(record)
-            case Store():
-                life.on_store(record)
-            case Step():
-                life.on_step(record)
-            case StepDone():
-                life.on_done(record)
-            case Evict():
-                life.on_evict(record)
-            case Reset():
-                life.on_reset(record)
-            case Replica():
-                life.on_replica(record)
+        if isinstance(record, Executed):
+            self._worker(record.replica).on_executed(record)
+        elif isinstance(record, Replica) and WORKER_RANK in record.attributes:
+            self._worker(record.replica).on_replica(record)
+        else:
+            _HANDLERS[type(record)](self._life(record.replica), record)
 
     def _life(self, handle: int) -> ReplicaLife:
         life = self._lives.get(handle)
         if life is None:
+            self._check_room()
             first = self._evidence.get(handle, 0)
             life = self._lives[handle] = ReplicaLife(self._process, handle, self._gaps, self._spans, first)
         return life
+
+    def _worker(self, handle: int) -> WorkerLife:
+        worker = self._workers.get(handle)
+        if worker is None:
+            self._check_room()
+            worker = self._workers[handle] = WorkerLife(self._process, handle, self._spans)
+        return worker
+
+    def _check_room(self) -> None:
+        if len(self._lives) + len(self._workers) >= MAX_LIVES:
+            raise RecordError(f"more than {MAX_LIVES} schedulers and workers in one process")
 
     def _take(self) -> list[SpanData]:
         spans = self._spans[:]
@@ -134,6 +159,7 @@ class Processes:
         self._builders: OrderedDict[str, ProcessBuilder] = OrderedDict()
         self._missing = 0
         self._failed = 0
+        self._forgotten = 0
 
     def get(self, hello: Hello) -> ProcessBuilder:
         """Return the builder of the process that says `hello`."""
@@ -144,8 +170,14 @@ class Processes:
                 forgotten = self._builders.popitem(last=False)[1]
                 self._missing += forgotten.missing
                 self._failed += forgotten.failed
+                self._forgotten += 1
         self._builders.move_to_end(hello.process)
         return builder
+
+    @property
+    def seen(self) -> int:
+        """How many processes have sent something."""
+        return self._forgotten + len(self._builders)
 
     @property
     def heard(self) -> bool:

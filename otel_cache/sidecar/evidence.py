@@ -4,37 +4,53 @@ Records that follow one another and are of one kind and one request become one s
 between begins a new one, so that spans in the order of their first records tell what happened in its true order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from otel_cache.records import FINGERPRINT_BYTES, Chunk, Evict, Span, Store
 from otel_cache.semconv import names
 from otel_cache.semconv.positions import format_positions
 from otel_cache.sidecar.encoding import encode_bytes, encode_fingerprints
+from otel_cache.sidecar.ids import Context, new_child
 from otel_cache.sidecar.spans import Value
 
 NANOSECONDS_PER_MILLISECOND = 1_000_000
 
+_RUNS: Sequence[tuple[str, Callable[[Store], list[Span]]]] = (
+    (names.STORE_STORED, attrgetter("stored")),
+    (names.STORE_MASKED, attrgetter("masked")),
+    (names.STORE_NOT_MATERIALIZED, attrgetter("missing")),
+    (names.STORE_WANTED, attrgetter("wanted")),
+)
+
 
 class GatheredStores:
-    """Stores of one request in one step, one after the other; `start` and `end` in ns since the epoch."""
+    """Stores of one request in one step, one after the other; `start` and `end` in ns since the epoch.
 
-    def __init__(self, first: Store) -> None:
+    `parent` names the request's span, and `span` the one that they become.
+    """
+
+    __slots__ = (
+        "_fingerprints", "_first", "_records", "end", "parent", "request", "sequence", "span", "start", "trace_state",
+    )  # fmt: skip
+
+    def __init__(self, first: Store, parent: Context, trace_state: str) -> None:
         """Begin with the request's first store of the step."""
         self.request = first.request
         self.sequence = first.sequence
+        self.parent = parent
+        self.span = new_child(parent)
+        self.trace_state = trace_state
         self.start = self.end = first.time
-        self._groups: dict[int, tuple[list[Span], list[Span], list[Span], list[Span]]] = {}
-        self._first = 0
-        self._fingerprints = b""
-        self.add(first)
+        self._records = [first]
+        self._first = first.first_fingerprint
+        self._fingerprints = first.fingerprints
 
     def add(self, record: Store) -> None:
         """Take another store of the request in."""
         self.end = max(self.end, record.time)
-        runs = self._groups.setdefault(record.group, ([], [], [], []))
-        for known, new in zip(runs, (record.stored, record.masked, record.missing, record.wanted), strict=True):
-            known.extend(run for run in new if run not in known)
+        self._records.append(record)
         if record.fingerprints:
             self._first = self._first or record.first_fingerprint
             self._fingerprints += record.fingerprints
@@ -45,7 +61,8 @@ class GatheredStores:
 
     def attributes(self, chunk: Chunk | None) -> dict[str, Value]:
         """Return the span's attributes; without a chunk of the step the state came from elsewhere."""
-        groups = sorted(self._groups)
+        records = self._records
+        groups = sorted({record.group for record in records}) if len(records) > 1 else [records[0].group]
         attributes: dict[str, Value] = {names.REQUEST_ID: self.request, names.GROUP_IDS: groups}
         if chunk is None:
             attributes[names.STORE_ORIGIN] = names.ORIGIN_EXTERNAL
@@ -53,17 +70,33 @@ class GatheredStores:
             attributes[names.STORE_ORIGIN] = names.ORIGIN_PREFILL if chunk.prefill else names.ORIGIN_DECODE
             attributes[names.STORE_CHUNK_START] = chunk.start
             attributes[names.STORE_CHUNK_END] = chunk.end
-        keys = (names.STORE_STORED, names.STORE_MASKED, names.STORE_NOT_MATERIALIZED, names.STORE_WANTED)
-        for index, key in enumerate(keys):
-            attributes[key] = [format_positions(self._groups[group][index]) for group in groups]
+        if len(groups) == len(records):
+            if len(records) > 1:
+                records.sort(key=attrgetter("group"))
+            for key, runs in _RUNS:
+                attributes[key] = [_format(runs(record)) for record in records]
+        else:
+            for key, runs in _RUNS:
+                attributes[key] = [_format(_union(runs, records, group)) for group in groups]
         if self._fingerprints:
             attributes[names.FINGERPRINT_FIRST] = self._first
             attributes[names.FINGERPRINT_VALUES] = encode_fingerprints(self._fingerprints)
         return attributes
 
 
+def _format(runs: Sequence[Span]) -> str:
+    return format_positions(runs) if runs else ""
+
+
+def _union(runs: Callable[[Store], list[Span]], records: Sequence[Store], group: int) -> list[Span]:
+    """Return the runs of all records of a group, each once, in the order of their coming."""
+    return list(dict.fromkeys(run for record in records if record.group == group for run in runs(record)))
+
+
 class GatheredEvicts:
     """Keys that left the cache in one step, one after the other; `start` and `end` in ns since the epoch."""
+
+    __slots__ = ("_owners", "_records", "_spans", "end", "reason", "sequence", "start")
 
     def __init__(self, first: Evict) -> None:
         """Begin with the first eviction."""
@@ -71,6 +104,8 @@ class GatheredEvicts:
         self.sequence = first.sequence
         self.start = self.end = first.time
         self._records = [first]
+        self._owners: Mapping[int, str] = {}
+        self._spans: dict[str, Context] = {}
 
     def takes(self, record: Evict) -> bool:
         """Whether `record` belongs with these."""
@@ -81,21 +116,34 @@ class GatheredEvicts:
         self.end = max(self.end, record.time)
         self._records.append(record)
 
-    def attributes(self, owners: Mapping[int, str]) -> dict[str, dict[str, Value]]:
-        """Return the attributes of a span for each request that `owners` names for the blocks; "" for none."""
-        by_owner: dict[str, dict[int, list[_Gone]]] = {}
+    def settle(self, owners: Mapping[int, str], new_span: Callable[[], Context]) -> None:
+        """The step is over: name a span for each request that `owners` says was given a block, "" for none."""
+        self._owners = owners if self.reason == "allocation" else {}
+        for record in self._records:
+            for block in record.blocks:
+                owner = self._owners.get(block, "")
+                if owner not in self._spans:
+                    self._spans[owner] = new_span()
+
+    def span_of(self, block: int) -> Context | None:
+        """Return the span that tells of a block, None as long as the step is not over."""
+        return self._spans.get(self._owners.get(block, ""))
+
+    def finish(self) -> list[tuple[str, Context, dict[str, Value]]]:
+        """Return owner, context and attributes of each span, and let go of the records."""
+        by_owner: dict[str, dict[int, list[_Gone]]] = {owner: {} for owner in self._spans}
         for record in self._records:
             size = FINGERPRINT_BYTES
             prints = [record.fingerprints[at : at + size] for at in range(0, len(record.fingerprints), size)]
             keys = record.keys or [b""] * len(record.positions)
             gone = zip(record.positions, prints, keys, record.ages, record.blocks, strict=True)
             for position, fingerprint, key, age, block in gone:
-                owner = owners.get(block, "") if self.reason == "allocation" else ""
-                groups = by_owner.setdefault(owner, {})
+                groups = by_owner[self._owners.get(block, "")]
                 groups.setdefault(record.group, []).append(_Gone(position, fingerprint, key, age))
-        return {owner: self._span(owner, groups) for owner, groups in by_owner.items()}
+        self._records = []
+        return [(owner, span, self._attributes(owner, by_owner[owner])) for owner, span in self._spans.items()]
 
-    def _span(self, owner: str, groups: Mapping[int, list["_Gone"]]) -> dict[str, Value]:
+    def _attributes(self, owner: str, groups: Mapping[int, list["_Gone"]]) -> dict[str, Value]:
         attributes = _evict_arrays(groups)
         attributes[names.EVICT_REASON] = self.reason
         if owner:

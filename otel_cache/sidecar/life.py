@@ -3,17 +3,35 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from otel_cache.records import Chunk, Evict, Lookup, Replica, Reset, Step, StepDone, Store
+from otel_cache.errors import RecordError
+from otel_cache.records import (
+    FINGERPRINT_BYTES,
+    Chunk,
+    Evict,
+    Finished,
+    Lookup,
+    RepeatedLookup,
+    Replica,
+    Reset,
+    Step,
+    StepDone,
+    Store,
+)
 from otel_cache.semconv import names
+from otel_cache.sidecar.attempts import OpenLookup, look_up, repeat
+from otel_cache.sidecar.causes import Causes, cause_links
 from otel_cache.sidecar.evidence import GatheredEvicts, GatheredStores, no_evict_attributes, reset_attributes
-from otel_cache.sidecar.lookups import group_attributes, lookup_attributes, same_outcome
-from otel_cache.sidecar.requests import OpenLookup, Request, RequestTable
+from otel_cache.sidecar.ids import Context, new_child, new_root, read_context
+from otel_cache.sidecar.lookups import group_attributes, lookup_attributes
+from otel_cache.sidecar.requests import Request, RequestTable
 from otel_cache.sidecar.resource import build_resource, read_settings
-from otel_cache.sidecar.spans import Context, SpanData, Value, new_child, new_root
+from otel_cache.sidecar.spans import SpanData, SpanLink, Value
+from otel_cache.sidecar.steps import OpenStep, OpenSteps
+from otel_cache.sidecar.verdict import judge
 
 MAX_LINKS = 128
-MAX_OPEN_STEPS = 64
-NANOSECONDS = 1_000_000_000
+MAX_GATHERED = 65_536
+"""Stores and evictions that wait for their step's record: many times what a step has, in case none ever comes."""
 
 
 @dataclass
@@ -21,13 +39,6 @@ class Gaps:
     """Records of a process that never arrived, counted since it began."""
 
     missing: int = 0
-
-
-@dataclass(slots=True)
-class _OpenStep:
-    record: Step
-    context: Context
-    links: Sequence[Context]
 
 
 class ReplicaLife:
@@ -46,12 +57,13 @@ class ReplicaLife:
         self._settings = read_settings({})
         self._requests = RequestTable()
         self._gathered: list[GatheredStores | GatheredEvicts | Reset] = []
-        self._steps: dict[int, _OpenStep] = {}
+        self._gathered_records = 0
+        self._steps = OpenSteps()
+        self._causes = Causes()
         self._evidence = evidence
         self._reported = 0
         self._seen = 0
         self._open_lookups = 0
-        self._open_gathered = 0
 
     @property
     def evidence(self) -> int:
@@ -61,7 +73,7 @@ class ReplicaLife:
     @property
     def held(self) -> int:
         """Records of which no span was made yet: what a sidecar that dies now takes with it."""
-        return self._open_lookups + self._open_gathered + len(self._steps)
+        return self._open_lookups + self._gathered_records + len(self._steps)
 
     def on_replica(self, record: Replica) -> None:
         """Take the replica's settings."""
@@ -70,87 +82,113 @@ class ReplicaLife:
         self._seen = max(self._seen, record.time)
 
     def on_lookup(self, record: Lookup) -> None:
-        """Join the lookup to the one before it, or close that one and begin another."""
-        request = self._requests.touch(record.request, record.start, record)
-        request.seen = max(request.seen, record.end)
+        """Join the lookup to the one before it, or begin another."""
         self._seen = max(self._seen, record.end)
-        known = request.lookup
-        if known is not None and same_outcome(known.last, record):
-            known.attempts += 1
-            known.last = record
-            self._open_lookups += 1
-            return
-        self._close_lookup(request, admitted=None)
-        request.lookup = OpenLookup(1, record.start, record)
-        self._open_lookups += 1
-        for surplus in self._requests.surplus():
-            self._close_request(surplus, surplus.seen)
+        request = self._requests.look_up(record, self._settings)
+        verdict = judge(record, self._settings.alignment)
+        causes = self._causes.find(record, verdict, request.prints, self._settings)
+        self._open(request, *look_up(request.lookup, record, verdict, causes))
+        self._drop_surplus()
+
+    def on_repeat(self, record: RepeatedLookup) -> None:
+        """Count another attempt of the request's open lookup."""
+        self._seen = max(self._seen, record.end)
+        request = self._requests.get(record.request)
+        if request is not None and request.lookup is not None:
+            request.seen = max(request.seen, record.end)
+            self._open(request, *repeat(request.lookup, record))
 
     def on_store(self, record: Store) -> None:
         """Keep the store until its step is known."""
-        self._requests.touch(record.request, record.time)
         self._seen = max(self._seen, record.time)
-        self._open_gathered += 1
+        request = self._requests.store(record, self._settings)
         latest = self._gathered[-1] if self._gathered else None
         if isinstance(latest, GatheredStores) and latest.takes(record):
             latest.add(record)
+            self._count_gathered()
         else:
-            self._gathered.append(GatheredStores(record))
+            latest = GatheredStores(record, request.context, request.trace_state)
+            self._gather(latest)
+        self._causes.on_store(record, request.prints, request.key, latest.span, self._settings)
 
     def on_evict(self, record: Evict) -> None:
-        """Keep the eviction until its step is known."""
+        """Keep the eviction until its step is known.
+
+        Raises:
+            RecordError: its lists differ in length.
+
+        """
         self._seen = max(self._seen, record.time)
-        self._open_gathered += 1
+        sizes = {len(record.positions), len(record.fingerprints) / FINGERPRINT_BYTES, len(record.ages)}
+        sizes |= {len(record.blocks), len(record.keys or record.blocks)}
+        if len(sizes) > 1:
+            raise RecordError(f"the lists of eviction {record.sequence} differ in length")
         latest = self._gathered[-1] if self._gathered else None
         if isinstance(latest, GatheredEvicts) and latest.takes(record):
             latest.add(record)
+            self._count_gathered()
         else:
-            self._gathered.append(GatheredEvicts(record))
+            latest = GatheredEvicts(record)
+            self._gather(latest)
+        self._causes.on_evict(record, latest)
 
     def on_reset(self, record: Reset) -> None:
         """Keep the reset until its step is known."""
         self._seen = max(self._seen, record.time)
-        self._open_gathered += 1
-        self._gathered.append(record)
+        self._causes.clear()
+        self._gather(record)
 
     def on_step(self, record: Step) -> None:
         """Close what this step decided, and keep the step itself until it was executed."""
         self._seen = max(self._seen, record.end)
-        context = new_root()
+        context = read_context(record.context) or new_root()
+        for gathered in self._gathered:
+            if isinstance(gathered, GatheredEvicts):
+                gathered.settle(record.owners, lambda: new_child(context))
         for name, tokens in record.admitted.items():
             admitted = self._requests.touch(name, record.start)
-            if admitted.hit_tokens is None:
-                admitted.hit_tokens = admitted.lookup.last.hit if admitted.lookup is not None else tokens
+            admitted.on_admitted(tokens, record.end)
             self._close_lookup(admitted, admitted=tokens)
         self._close_gathered(record, context)
-        links = self._links(chunk.request for chunk in record.chunks[:MAX_LINKS])
-        self._steps[record.index] = _OpenStep(record, context, links)
+        step = OpenStep(record, context, self._links(chunk.request for chunk in record.chunks[:MAX_LINKS]))
         for chunk in record.chunks:
-            self._requests.touch(chunk.request, record.end)
+            request = self._requests.touch(chunk.request, record.end)
+            if request.ends_prefill(chunk):
+                step.answered.append(request)
+        for name in record.preempted:
+            if (preempted := self._requests.get(name)) is not None:
+                preempted.preemptions += 1
+        self._steps.add(step)
         for name in record.finished:
             if (finished := self._requests.pop(name)) is not None:
                 self._close_request(finished, record.start)
-        for surplus in self._requests.surplus():
-            self._close_request(surplus, surplus.seen)
-        while len(self._steps) > MAX_OPEN_STEPS:
-            self._close_step(self._steps.pop(next(iter(self._steps))), None)
+        self._drop_surplus()
+        for surplus in self._steps.surplus():
+            self._close_step(surplus, None)
 
     def on_done(self, record: StepDone) -> None:
         """Close the step that was executed."""
         self._seen = max(self._seen, record.end)
-        if (step := self._steps.pop(record.index, None)) is not None:
+        if (step := self._steps.pop(record.index)) is not None:
             self._close_step(step, record)
+
+    def on_finished(self, record: Finished) -> None:
+        """Take how the request ended; its span is closed when a step says that it is gone."""
+        self._seen = max(self._seen, record.time)
+        if (request := self._requests.get(record.request)) is not None:
+            request.finished = record
+            request.seen = max(request.seen, record.time)
 
     def interrupt(self) -> None:
         """Records are missing: the next step need not be that of what was gathered, so close it without one."""
         self._close_gathered(None, None)
+        self._causes.clear()
 
     def close(self) -> None:
         """Close everything that is open; the life may go on when its process connects again."""
         self.interrupt()
-        for step in self._steps.values():
+        for step in self._steps.drain():
             self._close_step(step, None)
-        self._steps.clear()
         for request in self._requests.drain():
             self._close_request(request, request.seen)
         if self._gaps.missing > self._reported:
@@ -158,11 +196,26 @@ class ReplicaLife:
                 names.EVICT, new_root(), None, (self._seen, self._seen), no_evict_attributes(), sequence=None
             )
 
+    def _gather(self, latest: GatheredStores | GatheredEvicts | Reset) -> None:
+        self._gathered.append(latest)
+        self._count_gathered()
+
+    def _count_gathered(self) -> None:
+        self._gathered_records += 1
+        if self._gathered_records >= MAX_GATHERED:
+            self._close_gathered(None, None)
+
+    def _drop_surplus(self) -> None:
+        for surplus in self._requests.surplus():
+            self._close_request(surplus, surplus.seen)
+
     def _close_request(self, request: Request, end: int) -> None:
         self._close_lookup(request, admitted=None)
+        if request.finished is not None:
+            end = request.finished.time
         span = SpanData(
             names.REQUEST, request.context, request.parent, request.start, max(request.start, end),
-            request.attributes(), self._resource, remote_parent=request.parent is not None,
+            request.attributes(), self._resource, (), request.parent is not None, request.trace_state,
         )  # fmt: skip
         self._spans.append(span)
 
@@ -170,77 +223,72 @@ class ReplicaLife:
         if (known := request.lookup) is None:
             return
         request.lookup = None
-        self._open_lookups -= known.attempts
+        self._open_lookups -= request.open_attempts
+        request.open_attempts = 0
+        if (before := known.settle()) is not None:
+            self._add_lookup(request, before, None)
+        self._add_lookup(request, known, admitted)
+
+    def _open(self, request: Request, opened: OpenLookup, closed: Iterable[OpenLookup]) -> None:
+        request.lookup = opened
+        self._open_lookups += opened.open_attempts - request.open_attempts
+        request.open_attempts = opened.open_attempts
+        for lookup in closed:
+            self._add_lookup(request, lookup, None)
+
+    def _add_lookup(self, request: Request, known: OpenLookup, admitted: int | None) -> None:
         last = known.last
         context = new_child(request.context)
-        attributes = lookup_attributes(last, self._settings, known.attempts, admitted)
-        times = (known.start, max(known.start, last.end))
-        self._add_evidence(names.LOOKUP, context, request.context, times, attributes, last.sequence)
+        attributes = lookup_attributes(last, known.verdict, self._settings, known.attempts, admitted)
+        times = (known.start, max(known.start, known.end))
+        links = cause_links(known.causes) if known.causes else ()
+        state = request.trace_state
+        self._add_evidence(names.LOOKUP, context, request.context, times, attributes, known.sequence, links, state)
         for group in group_attributes(last, self._settings):
-            child = SpanData(names.GROUP_LOOKUP, new_child(context), context, *times, group, self._resource)
+            child = SpanData(
+                names.GROUP_LOOKUP, new_child(context), context, *times, group, self._resource, trace_state=state
+            )
             self._spans.append(child)
 
     def _close_gathered(self, step: Step | None, context: Context | None) -> None:
-        chunks = {chunk.request: chunk for chunk in step.chunks} if step is not None and self._gathered else {}
-        for gathered in self._gathered:
-            match gathered:
-                case GatheredStores():
-                    self._add_stores(gathered, chunks.get(gathered.request))
-                case GatheredEvicts():
-                    times = (gathered.start, gathered.end)
-                    owners = step.owners if step is not None else {}
-                    for owner, attributes in gathered.attributes(owners).items():
-                        links = self._links([owner])
-                        self._add_step_evidence(context, times, attributes, gathered.sequence, links)
-                case Reset():
-                    times = (gathered.time, gathered.time)
-                    self._add_step_evidence(context, times, reset_attributes(), gathered.sequence, ())
-        self._gathered.clear()
-        self._open_gathered = 0
+        if not self._gathered:
+            return
+        # Taken out first: what fails now must not fail again with every step.
+        everything, self._gathered = self._gathered, []
+        self._gathered_records = 0
+        chunks = {chunk.request: chunk for chunk in step.chunks} if step is not None else {}
+        for gathered in everything:
+            if isinstance(gathered, GatheredStores):
+                self._add_stores(gathered, chunks.get(gathered.request))
+            elif isinstance(gathered, GatheredEvicts):
+                if step is None:
+                    gathered.settle({}, new_root)
+                times = (gathered.start, gathered.end)
+                for owner, span, attributes in gathered.finish():
+                    links = self._links([owner])
+                    self._add_evidence(names.EVICT, span, context, times, attributes, gathered.sequence, links)
+            else:
+                span = new_root() if context is None else new_child(context)
+                times = (gathered.time, gathered.time)
+                self._add_evidence(names.EVICT, span, context, times, reset_attributes(), gathered.sequence)
 
     def _add_stores(self, gathered: GatheredStores, chunk: Chunk | None) -> None:
-        parent = self._requests.touch(gathered.request, gathered.end).context
         times = (gathered.start, gathered.end)
         attributes = gathered.attributes(chunk)
-        self._add_evidence(names.STORE, new_child(parent), parent, times, attributes, gathered.sequence)
+        self._add_evidence(
+            names.STORE, gathered.span, gathered.parent, times, attributes, gathered.sequence, (), gathered.trace_state
+        )
 
-    def _close_step(self, step: _OpenStep, done: StepDone | None) -> None:
-        record = step.record
-        if not record.scheduled:
-            return
-        attributes: dict[str, Value] = {
-            names.RECORD_SEQUENCE: record.sequence,
-            names.STEP_INDEX: record.index,
-            names.STEP_SCHEDULED_REQUESTS: record.scheduled,
-            names.STEP_PREFILL_TOKENS: record.prefill_tokens,
-            names.STEP_DECODE_TOKENS: record.decode_tokens,
-            names.STEP_RUNNING_REQUESTS: record.running,
-            names.STEP_WAITING_REQUESTS: record.waiting,
-            names.STEP_PREEMPTED_REQUESTS: len(record.preempted),
-            names.STEP_POOL_USAGE: record.usage,
-            names.STEP_SCHEDULE_DURATION: max(record.end - record.start, 0) / NANOSECONDS,
-        }
-        end = record.end
+    def _close_step(self, step: OpenStep, done: StepDone | None) -> None:
         if done is not None:
-            attributes[names.STEP_EXECUTE_DURATION] = max(done.start - record.end, 0) / NANOSECONDS
-            end = max(end, done.end)
-        span = SpanData(names.STEP, step.context, None, record.start, end, attributes, self._resource, step.links)
-        self._spans.append(span)
+            for request in step.answered:
+                request.on_first_token(done.end)
+        if (span := step.span(done, self._resource)) is not None:
+            self._spans.append(span)
 
-    def _links(self, requests: Iterable[str]) -> list[Context]:
+    def _links(self, requests: Iterable[str]) -> list[SpanLink]:
         known = (self._requests.get(request) for request in requests)
-        return [request.context for request in known if request is not None]
-
-    def _add_step_evidence(
-        self,
-        step: Context | None,
-        times: tuple[int, int],
-        attributes: dict[str, Value],
-        sequence: int,
-        links: Sequence[Context],
-    ) -> None:
-        context = new_child(step) if step is not None else new_root()
-        self._add_evidence(names.EVICT, context, step, times, attributes, sequence, links)
+        return [request.link for request in known if request is not None]
 
     def _add_evidence(
         self,
@@ -250,7 +298,8 @@ class ReplicaLife:
         times: tuple[int, int],
         attributes: dict[str, Value],
         sequence: int | None,
-        links: Sequence[Context] = (),
+        links: Sequence[SpanLink] = (),
+        trace_state: str = "",
     ) -> None:
         if sequence is not None:
             attributes[names.RECORD_SEQUENCE] = sequence
@@ -259,4 +308,6 @@ class ReplicaLife:
         if missing := self._gaps.missing - self._reported:
             attributes[names.MISSING_RECORDS] = missing
             self._reported = self._gaps.missing
-        self._spans.append(SpanData(name, context, parent, *times, attributes, self._resource, links))
+        self._spans.append(
+            SpanData(name, context, parent, *times, attributes, self._resource, links, False, trace_state)
+        )

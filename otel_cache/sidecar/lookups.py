@@ -7,77 +7,19 @@ from otel_cache.semconv import names
 from otel_cache.sidecar.encoding import encode_bytes, encode_fingerprints
 from otel_cache.sidecar.resource import Settings
 from otel_cache.sidecar.spans import Value
+from otel_cache.sidecar.verdict import Verdict
 
 
-def same_outcome(one: Lookup, other: Lookup) -> bool:
-    """Return whether two lookups of one request asked for the same and got the same."""
-    return (
-        one.tokens == other.tokens
-        and one.limit == other.limit
-        and one.hit == other.hit
-        and one.uncached == other.uncached
-        and one.skipped == other.skipped
-        and one.passes == other.passes
-    )
-
-
-def longest_hits(lookup: Lookup) -> dict[int, int]:
-    """Return the longest hit of each group over its passes: later passes only shorten it to what others hold."""
-    longest: dict[int, int] = {}
-    for group_pass in lookup.passes:
-        for group in group_pass.groups:
-            longest[group] = max(longest.get(group, 0), group_pass.hit)
-    return longest
-
-
-def limiting_groups(lookup: Lookup) -> list[int]:
-    """Return the groups that gave less than they were asked for, and less than another group gave, ascending."""
-    hits = longest_hits(lookup)
-    longest = max(hits.values(), default=0)
-    short = {group for each in lookup.passes if each.hit + each.dropped < each.asked for group in each.groups}
-    return sorted(group for group in short if hits[group] < longest)
-
-
-def limited_by(lookup: Lookup, alignment: int) -> str:
-    """Return what kept the hit from being longer, as far as the lookup alone can tell.
-
-    In this order:
-
-    - `skipped`: vLLM did not look.
-    - `none`: the hit is the last position of the hit grid below the limit and the last token.
-    - `group_state`: some group had more than the hit and another had not.
-    - `speculative_drop`: the hit and what speculation dropped together reach the last grid position.
-    - `alignment`: every group holds a state one grid step above the hit, and yet no hit could end there.
-    - `no_match`: nothing more of this prompt was found.
-
-    `alignment` is the replica's hit grid; where it is not known (0) that of the passes is taken.
-    """
-    if lookup.skipped:
-        return names.LIMITED_BY_SKIPPED
-    grid = alignment or max((each.alignment for each in lookup.passes), default=0) or 1
-    reach = max(min(lookup.limit, lookup.tokens - 1), 0) // grid * grid
-    if lookup.hit >= reach:
-        return names.LIMITED_BY_NONE
-    if lookup.uncached > 0 or limiting_groups(lookup):
-        return names.LIMITED_BY_GROUP_STATE
-    dropped = max((each.dropped for each in lookup.passes), default=0)
-    if dropped > 0 and lookup.hit + dropped >= reach:
-        return names.LIMITED_BY_SPECULATIVE_DROP
-    if lookup.above and all(above is not None and above <= lookup.hit + grid for above in lookup.above):
-        return names.LIMITED_BY_ALIGNMENT
-    return names.LIMITED_BY_NO_MATCH
-
-
-def summary(lookup: Lookup, settings: Settings) -> str:
+def summary(lookup: Lookup, verdict: Verdict, settings: Settings) -> str:
     """Return one sentence that says what the lookup found and what limited it."""
-    reason = limited_by(lookup, settings.alignment)
+    reason = verdict.reason
     head = f"hit {lookup.hit} of {lookup.tokens}: "
     if reason == names.LIMITED_BY_SKIPPED:
         return f"no lookup: all {lookup.tokens} tokens are to be computed"
     if reason == names.LIMITED_BY_NONE:
         return head + "the longest that the hit grid allows"
     if reason == names.LIMITED_BY_GROUP_STATE:
-        return head + _missing_state(lookup, settings)
+        return head + _missing_state(lookup, verdict, settings)
     if reason == names.LIMITED_BY_SPECULATIVE_DROP:
         dropped = max(each.dropped for each in lookup.passes)
         return head + f"speculation drops {dropped} tokens of the {lookup.hit + dropped} that were found"
@@ -87,25 +29,38 @@ def summary(lookup: Lookup, settings: Settings) -> str:
     return head + ("nothing beyond the hit is cached" if lookup.hit else "no group has cached this prefix")
 
 
-def lookup_attributes(lookup: Lookup, settings: Settings, attempts: int, admitted: int | None) -> dict[str, Value]:
+def lookup_attributes(
+    lookup: Lookup, verdict: Verdict, settings: Settings, attempts: int, admitted: int | None
+) -> dict[str, Value]:
     """Return the attributes of a lookup span; `admitted` is what admission found computed, None: not admitted."""
-    limiting = limiting_groups(lookup) if lookup.uncached > 0 else []
     attributes: dict[str, Value] = {
         names.REQUEST_ID: lookup.request,
         names.LOOKUP_PROMPT_TOKENS: lookup.tokens,
         names.LOOKUP_HIT_TOKENS: lookup.hit,
         names.LOOKUP_MAX_HIT_TOKENS: lookup.limit,
-        names.LOOKUP_LONGEST_GROUP_HIT_TOKENS: max((each.hit for each in lookup.passes), default=0),
+        names.LOOKUP_LONGEST_GROUP_HIT_TOKENS: max(verdict.hits.values(), default=0),
         names.LOOKUP_UNCACHED_COMMON_PREFIX_TOKENS: lookup.uncached,
-        names.LOOKUP_LIMITING_GROUPS: limiting,
-        names.LOOKUP_LIMITED_BY: limited_by(lookup, settings.alignment),
+        names.LOOKUP_LIMITING_GROUPS: verdict.limiting if lookup.uncached > 0 else [],
+        names.LOOKUP_LIMITED_BY: verdict.reason,
         names.LOOKUP_ATTEMPTS: attempts,
         names.LOOKUP_ADMITTED: admitted is not None,
         names.LOOKUP_SKIPPED: lookup.skipped,
-        names.LOOKUP_SUMMARY: summary(lookup, settings),
+        names.LOOKUP_SUMMARY: summary(lookup, verdict, settings),
     }
+    if lookup.connector:
+        attributes[names.LOOKUP_CONNECTOR] = True
     if admitted is not None:
         attributes[names.LOOKUP_ADMITTED_TOKENS] = admitted
+        if admitted > lookup.hit:
+            attributes[names.LOOKUP_EXTERNAL_TOKENS] = admitted - lookup.hit
+        elif admitted < lookup.hit:
+            attributes[names.LOOKUP_DISCARDED_TOKENS] = lookup.hit - admitted
+    _add_fingerprints(attributes, lookup, settings)
+    _add_keys(attributes, lookup)
+    return attributes
+
+
+def _add_fingerprints(attributes: dict[str, Value], lookup: Lookup, settings: Settings) -> None:
     if lookup.fingerprints:
         if settings.hash_block:
             attributes[names.FINGERPRINT_FIRST] = (lookup.hit // settings.hash_block + 1) * settings.hash_block
@@ -118,9 +73,20 @@ def lookup_attributes(lookup: Lookup, settings: Settings, attempts: int, admitte
         attributes[names.FINGERPRINT_COMMON] = encode_fingerprints(lookup.common)
     if lookup.digest:
         attributes[names.FINGERPRINT_PROMPT] = encode_bytes(lookup.digest)
+    if lookup.plain:
+        attributes[names.FINGERPRINT_PLAIN] = encode_fingerprints(lookup.plain)
+
+
+def _add_keys(attributes: dict[str, Value], lookup: Lookup) -> None:
     if lookup.key:
         attributes[names.KEY_DIGEST] = encode_bytes(lookup.key)
-    return attributes
+    if lookup.lora:
+        attributes[names.KEY_LORA] = encode_bytes(lookup.lora)
+    if lookup.salt:
+        attributes[names.KEY_SALT] = encode_bytes(lookup.salt)
+    if lookup.items:
+        attributes[names.KEY_ITEM_OFFSETS] = [offset for offset, _ in lookup.items]
+        attributes[names.KEY_ITEM_DIGESTS] = [encode_bytes(digest) for _, digest in lookup.items]
 
 
 def group_attributes(lookup: Lookup, settings: Settings) -> Iterator[dict[str, Value]]:
@@ -152,9 +118,8 @@ def group_attributes(lookup: Lookup, settings: Settings) -> Iterator[dict[str, V
         yield attributes
 
 
-def _missing_state(lookup: Lookup, settings: Settings) -> str:
-    hits = longest_hits(lookup)
-    limiting = limiting_groups(lookup)
+def _missing_state(lookup: Lookup, verdict: Verdict, settings: Settings) -> str:
+    hits, limiting = verdict.hits, verdict.limiting
     position = lookup.hit + lookup.uncached if lookup.uncached > 0 else max(hits.values(), default=0)
     holders = sorted(group for group, hit in hits.items() if hit >= position and group not in limiting)
     if not limiting:

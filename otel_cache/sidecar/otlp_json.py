@@ -14,8 +14,9 @@ import msgspec
 
 from otel_cache.errors import UsageError
 from otel_cache.package import SCOPE, VERSION
+from otel_cache.sidecar.ids import Context
 from otel_cache.sidecar.resource import ReplicaResource
-from otel_cache.sidecar.spans import Context, SpanData
+from otel_cache.sidecar.spans import SpanData, SpanLink
 
 _logger = logging.getLogger(__name__)
 
@@ -101,6 +102,8 @@ def _resource(resource: ReplicaResource) -> msgspec.Raw:
 
 def _span(span: SpanData) -> dict[str, Any]:
     result: dict[str, Any] = _context(span.context)
+    if span.trace_state:
+        result["traceState"] = span.trace_state
     if span.parent is not None:
         result["parentSpanId"] = f"{span.parent.span_id:016x}"
     result["flags"] = _FLAG_KNOWS_REMOTE | (_FLAG_REMOTE if span.remote_parent else 0)
@@ -110,8 +113,16 @@ def _span(span: SpanData) -> dict[str, Any]:
     result["endTimeUnixNano"] = str(span.end)
     result["attributes"] = _attributes(span.attributes)
     if span.links:
-        result["links"] = [{**_context(link), "flags": _FLAG_KNOWS_REMOTE} for link in span.links]
+        result["links"] = [_link(link) for link in span.links]
     result["status"] = {}
+    return result
+
+
+def _link(link: SpanLink) -> dict[str, Any]:
+    result = _context(link.context)
+    if link.attributes:
+        result["attributes"] = _attributes(link.attributes)
+    result["flags"] = _FLAG_KNOWS_REMOTE
     return result
 
 

@@ -25,11 +25,12 @@ class ReplicaResource(Resource):
     """A resource that is compared by identity: the SDK's own hash writes all attributes as JSON, for every span.
 
     Attributes:
-        json: the resource as OTLP JSON, once it was written for the first time.
+        json: the resource as OTLP JSON, once it was written for the first time; `protobuf`: as a field of OTLP.
 
     """
 
     json: bytes | None = None
+    protobuf: bytes | None = None
 
     __hash__ = object.__hash__
 

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from otel_cache.records import Batch, Chunk, Record, Reset
 from otel_cache.semconv import names
 from otel_cache.sidecar.build import Processes
-from otel_cache.sidecar.life import MAX_OPEN_STEPS
+from otel_cache.sidecar.ids import parse_traceparent
 from otel_cache.sidecar.requests import RequestTable
-from otel_cache.sidecar.spans import SpanData, parse_traceparent
+from otel_cache.sidecar.spans import SpanData, SpanLink
+from otel_cache.sidecar.steps import MAX_OPEN_STEPS
 
 from .support import done, evict, hello, lookup, replica, step, store, whole_request
 
@@ -34,6 +35,8 @@ def test_a_request_is_one_trace_with_its_lookup_and_store():
     assert (request.start, request.end, request.parent) == (50, 2_000_000_000, None)
     assert request.attributes == {
         names.REQUEST_ID: "q", names.REQUEST_PROMPT_TOKENS: 11910, names.REQUEST_HIT_TOKENS: 0,
+        names.USAGE_INPUT_TOKENS: 11910, names.USAGE_CACHE_READ_TOKENS: 0, names.FINGERPRINT_PROMPT: "ZGRkZGRkZGQ=",
+        names.REQUEST_QUEUE_DURATION: 240e-9, names.REQUEST_PREEMPTIONS: 0,
     }  # fmt: skip
     assert found.parent == stored.parent == request.context
     assert found.attributes[names.LOOKUP_ADMITTED_TOKENS] == 0
@@ -105,7 +108,7 @@ def test_evictions_of_a_step_are_one_span_per_evictor():
     assert by_request.attributes[names.EVICT_AGE] == [7, 7]
     assert by_request.attributes[names.EVICT_KEYS] == ["", ""]
     assert by_request.parent == by_nobody.parent == scheduled.context
-    assert by_request.links == [request.context]
+    assert by_request.links == [SpanLink(request.context)]
     assert not by_nobody.links
     assert names.EVICT_EVICTOR_REQUEST_ID not in by_nobody.attributes
 

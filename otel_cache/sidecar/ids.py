@@ -1,0 +1,72 @@
+"""Trace and span ids, and the W3C headers that name a caller's."""
+
+import os
+import re
+import struct
+from typing import NamedTuple
+
+from opentelemetry.trace import TraceFlags, TraceState
+
+TRACE_ID_BYTES = 16
+SPAN_ID_BYTES = 8
+
+_BATCH = struct.Struct("256Q")
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+
+
+class Context(NamedTuple):
+    """Names a span: 16-byte trace id and 8-byte span id, as integers that are not 0.
+
+    `sampled` is what the caller decided for the whole trace; None: the trace begins here.
+    """
+
+    trace_id: int
+    span_id: int
+    sampled: bool | None = None
+
+
+# vLLM seeds `random` alike on every rank; the system's generator cannot be seeded. A call of it for each id would cost
+# more than the rest of a span's making, so ids are drawn 256 at a time. A forked child must not draw the same ones.
+_spare: list[int] = []
+os.register_at_fork(after_in_child=_spare.clear)
+
+
+def new_root() -> Context:
+    """Return the context of a span that begins a trace."""
+    return Context(new_span_id() << 64 | new_span_id(), new_span_id())
+
+
+def new_child(parent: Context) -> Context:
+    """Return the context of a new span in the trace of `parent`."""
+    return Context(parent[0], new_span_id(), parent[2])
+
+
+def new_span_id() -> int:
+    """Return 8 random bytes as an integer that is not 0."""
+    while True:
+        if not _spare:
+            _spare.extend(_BATCH.unpack(os.urandom(_BATCH.size)))
+        if value := _spare.pop():
+            return value
+
+
+def read_context(data: bytes) -> Context | None:
+    """Return the context that 16 bytes of trace id and 8 of span id name; None where they name none."""
+    if len(data) != TRACE_ID_BYTES + SPAN_ID_BYTES:
+        return None
+    context = Context(int.from_bytes(data[:TRACE_ID_BYTES], "big"), int.from_bytes(data[TRACE_ID_BYTES:], "big"))
+    return context if context.trace_id and context.span_id else None
+
+
+def parse_traceparent(text: str) -> Context | None:
+    """Return the span that a W3C `traceparent` header names; None where the header is not valid."""
+    match = _TRACEPARENT.fullmatch(text.strip().lower())
+    if match is None or (text.startswith("00") and match[4]):
+        return None
+    context = Context(int(match[1], 16), int(match[2], 16), bool(int(match[3], 16) & TraceFlags.SAMPLED))
+    return context if context.trace_id and context.span_id else None
+
+
+def parse_tracestate(text: str) -> str:
+    """Return a W3C `tracestate` header without the members that are not valid; "" where none is."""
+    return TraceState.from_header([text]).to_header() if text else ""
