@@ -18,7 +18,6 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 KILLED = 128
-PLUGIN = "otel_cache"
 _FROM_KERNEL = 0x80
 
 
@@ -68,10 +67,8 @@ def check_out(out: str) -> None:
 def traced_environment(command: Sequence[str], socket_path: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ` with what turns the instrumentation on and leads it to the socket."""
     environment = {**environ, config.ENABLED: "true", config.SOCKET: socket_path}
-    plugins = environ.get("VLLM_PLUGINS")
-    # An empty list means: no plugin at all.
-    if plugins is not None and PLUGIN not in plugins.split(","):
-        environment["VLLM_PLUGINS"] = ",".join([*filter(None, plugins.split(",")), PLUGIN])
+    if (plugins := environ.get(config.PLUGINS)) is not None:
+        environment[config.PLUGINS] = config.with_plugin(plugins)
     port = _port(command)
     if port and not environ.get(config.REPLICA_ID):
         environment[config.REPLICA_ID] = f"{socket.gethostname()}:{port}"

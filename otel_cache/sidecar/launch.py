@@ -198,11 +198,16 @@ def _environment() -> dict[str, str]:
     environment.pop(ENABLED, None)
     # The sidecar finds this package even where vLLM has it from its working folder.
     root = str(Path(__file__).parents[2])
-    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    # What `opentelemetry-instrument` put there would instrument the sidecar itself.
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path and not _automatic(path)]
     if root not in paths:
         paths.append(root)
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     return environment
+
+
+def _automatic(path: str) -> bool:
+    return Path(path).parts[-3:] == ("opentelemetry", "instrumentation", "auto_instrumentation")
 
 
 def _wait_ready(fd: int, seconds: float) -> bool:

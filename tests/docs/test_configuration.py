@@ -54,7 +54,7 @@ def test_variables_of_others() -> None:
     for path in sources():
         text = path.read_text(encoding="utf-8")
         read_names |= set(re.findall(r"environ(?:\.get|\.setdefault)?[\[(]\s*\"([A-Z][A-Z_]+)\"", text))
-        read_names |= set(re.findall(r"^[A-Z_]+ = \"(OTEL_[A-Z_]+)\"$", text, flags=re.MULTILINE))
+        read_names |= set(re.findall(r"^[A-Z_]+ = \"((?:OTEL|VLLM)_[A-Z_]+)\"$", text, flags=re.MULTILINE))
     others = {name for name in documented() if not name.startswith(config.PREFIX)}
     assert others - OF_THE_SDK == {name for name in read_names if not name.startswith(config.PREFIX)} - NOT_READ
 
