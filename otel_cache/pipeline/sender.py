@@ -5,15 +5,28 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from otel_cache.config import OUT, Config
 from otel_cache.errors import OtelCacheError
 from otel_cache.faults import swallow
 from otel_cache.package import VERSION
 from otel_cache.pipeline.ring import Ring
-from otel_cache.records import PROTOCOL_VERSION, Batch, Hello, Record, Replica, encode_frame
+from otel_cache.records import (
+    LENGTH,
+    PROTOCOL_VERSION,
+    Acknowledge,
+    Batch,
+    Hello,
+    Record,
+    Replica,
+    decode_acknowledge,
+    encode_frame,
+)
 from otel_cache.sidecar.launch import default_socket, ensure_daemon
 
 _logger = logging.getLogger("vllm.otel_cache")
@@ -23,23 +36,41 @@ BATCH_RECORDS = 512
 RECONNECT_SECONDS = 1.0
 SEND_TIMEOUT_SECONDS = 5.0
 PENDING_BYTES = 32 << 20
+FRAME_BYTES = 4 << 20
+"""A batch that is larger travels in parts: the sidecar does not take frames of any size."""
+UNACKNOWLEDGED_BYTES = 4 << 20
+
+
+class _Frame(NamedTuple):
+    """A frame with the records that are numbered from `first` to before `end`."""
+
+    first: int
+    end: int
+    data: bytes
 
 
 class Sender:
     """Owns one process's connection to the sidecar; its thread starts with the first event.
 
     What cannot be sent waits in memory, at most `PENDING_BYTES`; older frames go first, and the hole that they leave
-    in the numbers says how many records are gone.
+    in the numbers says how many records are gone. A sidecar acknowledges what it has dealt with; the next one is told,
+    and so knows what is missing. What one that left did not take is sent again; what one that died was sent is not,
+    since it may have written it.
     """
 
     def __init__(self, config: Config, ring: Ring) -> None:
         self._config = config
         self._ring = ring
-        self._hello = encode_frame(Hello(PROTOCOL_VERSION, os.urandom(16).hex(), os.getpid(), time.time_ns(), VERSION))
+        self._process = os.urandom(16).hex()
+        self._started = time.time_ns()
         self._sequence = 0
         self._dropped_seen = ring.dropped
-        self._pending: list[bytes] = []
+        self._pending: deque[_Frame] = deque()
         self._pending_bytes = 0
+        self._unacknowledged: deque[_Frame] = deque()
+        self._unacknowledged_bytes = 0
+        self._progress = Acknowledge(0, 0, {})
+        self._answers = bytearray()
         self._replicas: list[Record] = []
         self._introduced = False
         self._socket: socket.socket | None = None
@@ -115,11 +146,19 @@ class Sender:
         # Dropped events use up numbers, so that whoever reads sees the hole.
         self._sequence += dropped - self._dropped_seen
         self._dropped_seen = dropped
-        frame = encode_frame(Batch(dropped, records))
-        self._pending.append(frame)
-        self._pending_bytes += len(frame)
+        self._enqueue(dropped, records)
         while self._pending_bytes > PENDING_BYTES and len(self._pending) > 1:
-            self._pending_bytes -= len(self._pending.pop(0))
+            self._pending_bytes -= len(self._pending.popleft().data)
+
+    def _enqueue(self, dropped: int, records: list[Record]) -> None:
+        data = encode_frame(Batch(dropped, records))
+        if len(data) > FRAME_BYTES and len(records) > 1:
+            half = len(records) // 2
+            self._enqueue(dropped, records[:half])
+            self._enqueue(dropped, records[half:])
+            return
+        self._pending.append(_Frame(records[0].sequence, records[-1].sequence + 1, data))
+        self._pending_bytes += len(data)
 
     def _send(self) -> None:
         if self._socket is None and not self._connect():
@@ -127,11 +166,38 @@ class Sender:
         try:
             while self._pending:
                 assert self._socket is not None
-                self._socket.sendall(self._pending[0])
-                self._pending_bytes -= len(self._pending.pop(0))
-        except OSError as error:
+                self._socket.sendall(self._pending[0].data)
+                frame = self._pending.popleft()
+                self._pending_bytes -= len(frame.data)
+                self._unacknowledged.append(frame)
+                self._unacknowledged_bytes += len(frame.data)
+                self._hear()
+        except (OSError, OtelCacheError) as error:
             swallow("sending to the sidecar", error)
             self._disconnect()
+
+    def _hear(self) -> None:
+        """Take in how far the sidecar has come, as far as it has said so."""
+        assert self._socket is not None
+        self._socket.setblocking(False)
+        try:
+            while data := self._socket.recv(1 << 16):
+                self._answers += data
+        except OSError:
+            pass  # nothing more now, or nothing more ever: then the next send says so
+        finally:
+            self._socket.settimeout(SEND_TIMEOUT_SECONDS)
+        while len(self._answers) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._answers)[0]
+            if len(self._answers) < end:
+                break
+            self._progress = decode_acknowledge(bytes(self._answers[LENGTH.size : end]))
+            del self._answers[:end]
+        while self._unacknowledged and (
+            self._unacknowledged[0].end <= self._progress.acknowledged
+            or self._unacknowledged_bytes > UNACKNOWLEDGED_BYTES
+        ):
+            self._unacknowledged_bytes -= len(self._unacknowledged.popleft().data)
 
     def _connect(self) -> bool:
         if time.monotonic() < self._next_connect:
@@ -152,10 +218,11 @@ class Sender:
                     )
             connection.settimeout(SEND_TIMEOUT_SECONDS)
             connection.connect(path)
-            connection.sendall(self._hello)
-            # A sidecar that was started anew does not know the replicas; the records of the first connection follow.
-            if self._introduced and self._replicas:
-                connection.sendall(encode_frame(Batch(self._ring.dropped, self._replicas)))
+            connection.sendall(self._hello())
+            # A sidecar that was started anew does not know the replicas.
+            known = [replica for replica in self._replicas if replica.sequence < self._pending[0].first]
+            if known:
+                connection.sendall(encode_frame(Batch(self._ring.dropped, known)))
             self._introduced = True
         except (OSError, OtelCacheError) as error:
             connection.close()
@@ -164,10 +231,32 @@ class Sender:
         self._socket = connection
         return True
 
+    def _hello(self) -> bytes:
+        one = self._progress
+        return encode_frame(
+            Hello(
+                PROTOCOL_VERSION, self._process, os.getpid(), self._started, VERSION,
+                one.acknowledged, one.held, one.evidence,
+            )
+        )  # fmt: skip
+
     def _disconnect(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        if self._socket is None:
+            return
+        try:
+            self._hear()
+        except OtelCacheError as error:
+            swallow("hearing from the sidecar", error)
+        self._socket.close()
+        self._socket = None
+        self._answers.clear()
+        if self._progress.last:
+            # It said that it takes nothing more: what came after is the next one's.
+            self._pending.extendleft(reversed(self._unacknowledged))
+            self._pending_bytes += self._unacknowledged_bytes
+            self._progress = replace(self._progress, last=False)
+        self._unacknowledged.clear()
+        self._unacknowledged_bytes = 0
 
 
 class Pipeline:
