@@ -9,7 +9,7 @@ from analyzers.model import Capture
 from analyzers.readers import order, rows, schemas
 from analyzers.readers.attributes import integer_or
 from analyzers.readers.lives import Lives
-from analyzers.readers.spans import FOREIGN, FlatSpan
+from analyzers.readers.spans import FOREIGN, WORKER, FlatSpan
 from analyzers.readers.tally import BAD_SPAN, SpanError, Tally
 from otel_cache.semconv import names
 
@@ -83,6 +83,8 @@ class CaptureBuilder:
         """Take one span; count it if it was read before, or cannot be used."""
         if span.life == FOREIGN:
             self._usages.extend(rows.usage_rows(span))
+            return
+        if span.life == WORKER:
             return
         identity = span.identity
         if identity in self._seen:

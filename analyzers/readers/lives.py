@@ -7,8 +7,9 @@ from typing import Any
 
 from analyzers.model import Life
 from analyzers.readers.attributes import text
+from analyzers.readers.spans import WORKER
 from analyzers.readers.tally import SpanError
-from otel_cache.semconv.names import REPLICA_ID
+from otel_cache.semconv.names import REPLICA_ID, WORKER_RANK
 
 INSTANCE_ID = "service.instance.id"
 
@@ -32,12 +33,14 @@ class Lives:
         self._resources: list[_Resource] = []
 
     def find(self, attributes: Mapping[str, Any]) -> int:
-        """Return the handle of a resource.
+        """Return the handle of a resource; `WORKER` for that of a worker.
 
         Raises:
             SpanError: it does not name a replica and an instance.
 
         """
+        if WORKER_RANK in attributes:
+            return WORKER
         replica, instance = text(attributes, REPLICA_ID), text(attributes, INSTANCE_ID)
         if not replica or not instance:
             raise SpanError(f"{INSTANCE_ID if replica else REPLICA_ID} is empty")

@@ -12,6 +12,8 @@ TRACE_ID_BYTES = 16
 SPAN_ID_BYTES = 8
 FOREIGN = -1
 """The life of a span that is another program's."""
+WORKER = -2
+"""The life of a worker's span: no replica's, and no part of the evidence."""
 
 
 class FlatSpan(msgspec.Struct, gc=False):

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from analyzers.readers import open_capture
-from otel_cache.records import Batch
+from otel_cache.records import Batch, Executed, Record, Replica
+from otel_cache.semconv import names
 from otel_cache.sidecar.build import ProcessBuilder
 from otel_cache.sidecar.otlp_json import JsonLinesWriter
 from otel_cache.sidecar.parquet import ParquetWriter
@@ -40,6 +41,23 @@ def test_every_span_is_read(captures: list[Path]) -> None:
     assert lines.steps["index"].to_list() == [0, 1, 0, 1]
     missing = [frame["missing"].sum() for frame in (lines.lookups, lines.stores, lines.evicts)]
     assert sum(missing) == 10
+
+
+@pytest.mark.parametrize("resource", [{}, {names.REPLICA_ID: "host:8000"}])
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_workers_change_nothing(resource: dict[str, str], suffix: str, tmp_path: Path, captures: list[Path]) -> None:
+    """Neither a worker of a process of its own nor one in the scheduler's, with records missing, makes a life."""
+    rank = {**resource, names.WORKER_RANK: 1}
+    worker: list[Record] = [Replica(0, 0, 1, rank), *(Executed(4 + at, 0, at, b"c" * 24, 5, 9) for at in range(3))]
+    apart, within = ProcessBuilder(support.hello("fe")), ProcessBuilder(support.hello("fd"))
+    spans = [*apart.add(Batch(9, worker)), *apart.close()]
+    spans += [*within.add(Batch(0, [support.replica(0), Replica(1, 1, 1, rank), Executed(2, 1, 0, b"", 5, 9)]))]
+    assert {span.name for span in spans} == {names.EXECUTE}
+    path = tmp_path / f"workers.{suffix}"
+    writer = JsonLinesWriter(str(path)) if suffix == "jsonl" else ParquetWriter(str(path))
+    writer.write(spans)
+    writer.close()
+    assert_same(open_capture([captures[0], path]), open_capture([captures[0]]))
 
 
 def test_the_two_forms_together_count_each_span_once(captures: list[Path]) -> None:
