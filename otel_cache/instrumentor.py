@@ -120,25 +120,57 @@ def installed() -> list[str]:
     return [f"{owner.__name__}.{method}" for owner, method, _ in _undo]
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What the probes say of a target; `problem` is empty where it would be patched."""
+
+    hook: str
+    method: str
+    required: bool
+    problem: str
+
+
+def examine() -> list[Verdict]:
+    """Probe every target, those of disabled hooks included, and patch nothing."""
+    context = hooks.Context(emit=lambda *_: None, flush=lambda: None, attach=_no_replica)
+    verdicts = []
+    for target in TARGETS:
+        problem = ""
+        try:
+            _patches(target, context)
+        except BindingError as error:
+            problem = str(error)
+        verdicts.append(Verdict(target.hook, f"{target.owner}.{target.method}", target.required, problem))
+    return verdicts
+
+
+def _no_replica(scheduler: Any) -> Replica:
+    raise BindingError("nothing is patched: no scheduler is to be seen")
+
+
 def _enabled(settings: Config) -> list[Target]:
     return [target for target in TARGETS if target.hook not in settings.disabled_hooks]
 
 
 def _probe(target: Target, context: hooks.Context) -> list[tuple[type, str, Any]]:
     try:
-        owner = find_class(target.module, target.owner)
-        if not target.every_subclass:
-            return [(owner, target.method, _wrapped(find_method(owner, target.method), target, context))]
-        return [
-            (cls, target.method, _wrapped(vars(cls)[target.method], target, context))
-            for cls in subclasses(owner)
-            if _concrete(vars(cls).get(target.method))
-        ]
+        return _patches(target, context)
     except BindingError as error:
         if target.required:
             raise
         swallow(f"the probe of {target.owner}.{target.method}", error)
         return []
+
+
+def _patches(target: Target, context: hooks.Context) -> list[tuple[type, str, Any]]:
+    owner = find_class(target.module, target.owner)
+    if not target.every_subclass:
+        return [(owner, target.method, _wrapped(find_method(owner, target.method), target, context))]
+    return [
+        (cls, target.method, _wrapped(vars(cls)[target.method], target, context))
+        for cls in subclasses(owner)
+        if _concrete(vars(cls).get(target.method))
+    ]
 
 
 def _concrete(method: Any) -> bool:
