@@ -51,11 +51,21 @@ def load_key(config: Config) -> bytes:
     return _host_key()
 
 
+def host_key_path() -> Path:
+    """Return where this user's random key on this host is kept.
+
+    Raises:
+        RuntimeError: the user has no home, and no other place is named.
+
+    """
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "otel-cache" / "fingerprint.key"
+
+
 def _host_key() -> bytes:
     """Return this user's key on this host, made on first use; a private one where it cannot be kept."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    path = state / "otel-cache" / "fingerprint.key"
     try:
+        path = host_key_path()
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Written aside and linked, so that processes that start at once agree and none reads half a key.
         aside = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
@@ -72,7 +82,7 @@ def _host_key() -> bytes:
         key = path.read_bytes()
         if len(key) == KEY_BYTES:
             return key
-    except OSError:
+    except (OSError, RuntimeError):
         pass
     return os.urandom(KEY_BYTES)
 

@@ -166,11 +166,10 @@ def _patches(target: Target, context: hooks.Context) -> list[tuple[type, str, An
     owner = find_class(target.module, target.owner)
     if not target.every_subclass:
         return [(owner, target.method, _wrapped(find_method(owner, target.method), target, context))]
-    return [
-        (cls, target.method, _wrapped(vars(cls)[target.method], target, context))
-        for cls in subclasses(owner)
-        if _concrete(vars(cls).get(target.method))
-    ]
+    owners = [cls for cls in subclasses(owner) if _concrete(vars(cls).get(target.method))]
+    if not owners:
+        raise BindingError(f"vLLM's {owner.__name__} and its subclasses have no method {target.method}")
+    return [(cls, target.method, _wrapped(vars(cls)[target.method], target, context)) for cls in owners]
 
 
 def _concrete(method: Any) -> bool:

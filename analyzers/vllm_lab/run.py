@@ -56,7 +56,7 @@ class LabWorker:
     def __init__(
         self, vllm: Path | None = None, *, instrument: bool = True, environ: Mapping[str, str] | None = None
     ) -> None:
-        self._vllm = _checked_folder(vllm)
+        self._vllm = checked_folder(vllm)
         self._instrument = instrument
         self._environ = dict(environ or {})
         self._child: subprocess.Popen[bytes] | None = None
@@ -200,7 +200,13 @@ def _sidecar(out: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _checked_folder(vllm: Path | None) -> Path | None:
+def checked_folder(vllm: Path | None) -> Path | None:
+    """Return the whole path of a folder that holds a vLLM.
+
+    Raises:
+        LabError: it holds none.
+
+    """
     if vllm is None:
         return None
     if not (vllm / "vllm" / "__init__.py").is_file():
