@@ -14,7 +14,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 
 class ExternalConnector(KVConnectorBase_V1, SupportsHMA):
-    """Holds the first `upto` tokens of every prompt, but for the last token; by default nothing."""
+    """Holds the first `upto` tokens of every prompt, but for the last token; by default nothing.
+
+    With `only` it does so for the requests alone whose id begins so.
+    """
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:
@@ -23,7 +26,10 @@ class ExternalConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """Return how many tokens beyond those computed it would load, at once."""
-        upto = int(self._vllm_config.kv_transfer_config.get_from_extra_config("upto", 0))
+        settings = self._vllm_config.kv_transfer_config
+        upto = int(settings.get_from_extra_config("upto", 0))
+        if not request.request_id.startswith(settings.get_from_extra_config("only", "")):
+            upto = 0
         return max(min(upto, request.num_tokens - 1) - num_computed_tokens, 0), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
