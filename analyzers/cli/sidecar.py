@@ -14,8 +14,11 @@ import click
     metavar="SECONDS",
     help="Leave so long after the last connection closed.",
 )
+@click.option(
+    "--status", is_flag=True, help="Say how the sidecar on the socket is, and leave. Exit code 1: none listens."
+)
 def command(
-    socket: str | None, out: str | None, append: bool, endpoint: str | None, exit_when_idle: float | None
+    socket: str | None, out: str | None, append: bool, endpoint: str | None, exit_when_idle: float | None, status: bool
 ) -> None:
     """Receive records from vLLM's processes, write the evidence and export spans.
 
@@ -31,9 +34,26 @@ def command(
 
     from otel_cache.sidecar.launch import default_socket
 
+    if status:
+        _print_status(socket or default_socket())
+        return
     given = {"--out": out, "--endpoint": endpoint, "--exit-when-idle": exit_when_idle}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     options += ["--append"] if append else []
     # -P: what lies in the working folder must not take the place of a module.
     module = [sys.executable, "-P", "-m", "otel_cache.sidecar", "--socket", socket or default_socket()]
     os.execv(sys.executable, [*module, *options])
+
+
+def _print_status(socket: str) -> None:
+    import sys
+
+    from otel_cache.errors import UsageError
+    from otel_cache.sidecar.status import describe, query_status
+
+    try:
+        found = query_status(socket)
+    except UsageError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(1)
+    click.echo(describe(found))

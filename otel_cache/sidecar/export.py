@@ -1,211 +1,168 @@
-"""Export by OTLP, in a thread of its own behind a bounded queue: a slow collector never holds up the evidence."""
+"""Export: spans are encoded in batches, wait in a backlog, and are sent by a thread of its own.
+
+A slow collector never holds up the evidence: what it does not take waits on disk.
+"""
 
 import logging
-import os
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from urllib.parse import urlsplit
+from dataclasses import replace
 
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-
-from otel_cache.errors import UsageError
-from otel_cache.sidecar.spans import SpanData, to_readable
+from otel_cache.semconv import names
+from otel_cache.sidecar.backlog import Backlog
+from otel_cache.sidecar.exporters import Answer, Exporter, Outcome
+from otel_cache.sidecar.otlp_protobuf import encode_spans
+from otel_cache.sidecar.spans import SpanData
+from otel_cache.sidecar.spool import Encoded
+from otel_cache.sidecar.tracing import EVIDENCE
 
 _logger = logging.getLogger(__name__)
 
-TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
-ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
-PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
-HTTP_PATH = "/v1/traces"
-
-QUEUE_SPANS = 65_536
-QUEUE_BYTES = 128 << 20
 BATCH_SPANS = 512
-BATCH_BYTES = 2 << 20
-"""Collectors take 4 MiB in a gRPC message; estimates err."""
+MAX_BATCH_BYTES = 3 << 20
+"""Collectors take 4 MiB in a gRPC message."""
 BATCH_SECONDS = 1.0
-RETRY_SECONDS = 60.0
-"""How long a batch is tried again, beyond the exporter's own retries, before it is given up."""
+PAUSE_SECONDS = 1.0
+MAX_PAUSE_SECONDS = 5.0
 CLOSE_SECONDS = 10.0
-_SPAN_BYTES = 600
-
-
-def wants_export(endpoint: str | None, out: str | None) -> bool:
-    """Return whether spans are to be exported: an endpoint is named somewhere, or there is no file either."""
-    if endpoint:
-        return True
-    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return False
-    if os.environ.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none":
-        return False
-    return bool(os.environ.get(TRACES_ENDPOINT) or os.environ.get(ENDPOINT) or not out)
-
-
-def make_exporter(endpoint: str | None) -> tuple[SpanExporter, str]:
-    """Return the standard exporter that the environment asks for, and where it exports to.
-
-    All `OTEL_EXPORTER_OTLP_*` variables count, since the exporters read them; `endpoint` wins over theirs.
-
-    Raises:
-        UsageError: the protocol is not known, or a variable has an impossible value.
-
-    """
-    protocol = (os.environ.get(TRACES_PROTOCOL) or os.environ.get(PROTOCOL) or "grpc").strip().lower()
-    named = endpoint or os.environ.get(TRACES_ENDPOINT) or os.environ.get(ENDPOINT)
-    if endpoint is not None:
-        endpoint = _checked(endpoint)
-    exporter: SpanExporter
-    try:
-        if protocol == "grpc":
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
-
-            exporter = Grpc(endpoint=endpoint)
-        elif protocol == "http/protobuf":
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as Http
-
-            if endpoint and endpoint.rstrip("/").count("/") == 2:
-                endpoint = endpoint.rstrip("/") + HTTP_PATH
-            exporter = Http(endpoint=endpoint)
-        else:
-            raise UsageError(f"{PROTOCOL}={protocol}: only grpc and http/protobuf can be exported to")
-    except (ValueError, OSError) as error:
-        raise UsageError(f"the OTLP exporter cannot be set up: {error}") from error
-    return exporter, named or ("localhost:4317" if protocol == "grpc" else "localhost:4318")
-
-
-def _checked(endpoint: str) -> str:
-    """Return `endpoint` with a scheme: `host:port` is one without TLS.
-
-    Raises:
-        UsageError: it names no host, or a scheme that OTLP does not have.
-
-    """
-    url = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
-    try:
-        named = bool(url.hostname) and (url.port is not None or "://" in endpoint)
-    except ValueError:
-        named = False
-    if url.scheme not in ("http", "https") or not named:
-        raise UsageError(f"endpoint {endpoint!r}: give http://HOST:PORT, https://HOST:PORT or HOST:PORT")
-    return url.geturl()
 
 
 class ExportQueue:
-    """Hands spans to an exporter in batches.
+    """Encodes spans and sends them. `put`, `flush_old` and `close` belong to one thread, sending to another.
 
     Attributes:
         exported: spans that the collector took.
-        lost: spans that found no room, or that the collector did not take.
+        succeeded: when it last took some, ns since the epoch; 0: never.
+        failed: when it last did not; 0: never. `error` says why.
 
     """
 
-    def __init__(self, exporter: SpanExporter, *, spans: int = QUEUE_SPANS, size: int = QUEUE_BYTES) -> None:
-        """Start the thread; at most `spans` spans, of about `size` bytes, wait for it."""
+    def __init__(self, exporter: Exporter, backlog: Backlog) -> None:
+        """Start the thread, which begins with what `backlog` holds."""
         self.exported = 0
-        self.lost = 0
+        self.succeeded = 0
+        self.failed = 0
+        self.error = ""
         self._exporter = exporter
-        self._max_spans = spans
-        self._max_bytes = size
-        self._queue: deque[tuple[SpanData, int]] = deque()
-        self._bytes = 0
-        self._condition = threading.Condition()
+        self._backlog = backlog
+        self._open: list[SpanData] = []
+        self._open_since = 0.0
+        self._told = 0
         self._deadline: float | None = None
-        self._full = False
+        self._away = False
         self._thread = threading.Thread(target=self._run, name="otel-cache-export", daemon=True)
         self._thread.start()
 
-    def put(self, spans: Sequence[SpanData]) -> None:
-        """Queue `spans`; those that find no room are counted, and that is logged once."""
-        with self._condition:
-            for span in spans:
-                size = _estimate(span)
-                if len(self._queue) >= self._max_spans or self._bytes + size > self._max_bytes:
-                    self.lost += 1
-                    self._warn_full()
-                    continue
-                self._queue.append((span, size))
-                self._bytes += size
-            if len(self._queue) >= BATCH_SPANS or self._bytes >= BATCH_BYTES:
-                self._condition.notify_all()
+    @property
+    def lost(self) -> int:
+        """Spans that will never reach the collector."""
+        return self._backlog.lost
 
-    def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Export what is queued within `seconds`; what is left then is counted as lost."""
-        with self._condition:
-            self._deadline = time.monotonic() + seconds
-            self._condition.notify_all()
-        self._thread.join(seconds)
+    @property
+    def backlog(self) -> Backlog:
+        """What waits."""
+        return self._backlog
+
+    def put(self, spans: Iterable[SpanData]) -> None:
+        """Take spans; a batch is encoded when it is full, or by `flush_old`."""
+        for span in spans:
+            if not self._open:
+                self._open_since = time.monotonic()
+            self._open.append(self._tell(span) if span.name in EVIDENCE else span)
+            if len(self._open) >= BATCH_SPANS:
+                self._seal()
+
+    def flush_old(self) -> None:
+        """Send the batch that is not full yet, if it has waited long enough."""
+        if self._open and time.monotonic() - self._open_since >= BATCH_SECONDS:
+            self._seal()
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> int:
+        """Send what waits within `seconds`; return how many spans stay on disk for the next sidecar."""
+        if self._open:
+            self._seal()
+        with self._backlog.changed:
+            self._deadline = time.monotonic() + (0 if self._away else seconds)
+            self._backlog.changed.notify_all()
+        self._thread.join(0 if self._away else seconds)
         with _quiet():
             self._exporter.shutdown()
-        # The shutdown ends an export that is under way; the thread then counts what it held.
-        self._thread.join(1.0)
-        with self._condition:
-            self.lost += len(self._queue)
-            self._queue.clear()
+            # The shutdown ends an export that is under way.
+            self._thread.join(2.0)
+        return self._backlog.close()
+
+    def _tell(self, span: SpanData) -> SpanData:
+        dropped = self._backlog.take_untold()
+        if not dropped:
+            return span
+        self._told += dropped
+        return replace(span, attributes={**span.attributes, names.EXPORT_DROPPED: dropped})
+
+    def _seal(self) -> None:
+        told, self._told = self._told, 0
+        for spans in _split(self._open):
+            self._backlog.put(Encoded(*spans, told))
+            told = 0
+        self._open = []
 
     def _run(self) -> None:
-        while batch := self._next():
-            spans = [to_readable(span) for span in batch]
-            if self._export(spans):
-                self.exported += len(spans)
-            else:
-                self.lost += len(spans)
-
-    def _next(self) -> list[SpanData]:
-        """Return the next batch, without a span when all is done."""
-        with self._condition:
-            if self._deadline is None and len(self._queue) < BATCH_SPANS and self._bytes < BATCH_BYTES:
-                self._condition.wait(BATCH_SECONDS)
-            while not self._queue and self._deadline is None:
-                self._condition.wait(BATCH_SECONDS)
-            if self._deadline is not None and time.monotonic() >= self._deadline:
-                return []
-            batch: list[SpanData] = []
-            size = 0
-            while self._queue and len(batch) < BATCH_SPANS and (not batch or size + self._queue[0][1] <= BATCH_BYTES):
-                span, estimate = self._queue.popleft()
-                batch.append(span)
-                size += estimate
-            self._bytes -= size
-            return batch
-
-    def _export(self, spans: Sequence[ReadableSpan]) -> bool:
-        give_up = time.monotonic() + RETRY_SECONDS
-        pause = 1.0
-        while True:
+        pause = PAUSE_SECONDS
+        while (batch := self._next()) is not None:
             try:
-                if self._exporter.export(spans) is SpanExportResult.SUCCESS:
-                    return True
-            except Exception:
+                answer = self._exporter.send(batch.data, batch.spans)
+            except Exception as error:
                 _logger.exception("a batch of spans could not be exported")
-                return False
-            with self._condition:
-                # A close that is under way is the last try's end: the collector is not there.
-                if self._deadline is None:
-                    self._condition.wait(pause)
-                limit = give_up if self._deadline is None else min(give_up, self._deadline)
-            if time.monotonic() + pause >= limit:
-                return False
-            pause = min(pause * 2, 15.0)
+                answer = Answer(Outcome.REFUSED, error=str(error))
+            if answer.outcome is Outcome.AWAY:
+                self._note(answer.error)
+                self._away = True
+                self._backlog.keep()
+                self._wait(pause)
+                pause = min(pause * 2, MAX_PAUSE_SECONDS)
+                continue
+            self._away = False
+            pause = PAUSE_SECONDS
+            if answer.outcome is Outcome.SENT:
+                self._backlog.sent(answer.rejected)
+                self.exported += batch.spans - answer.rejected
+                self.succeeded = time.time_ns()
+                continue
+            self._note(answer.error)
+            _logger.error("the collector refuses spans for good: %s (they are dropped, and counted)", answer.error)
+            self._backlog.refused()
 
-    def _warn_full(self) -> None:
-        if not self._full:
-            self._full = True
-            _logger.warning("the collector is too slow or away: spans are dropped from its queue, and counted")
+    def _next(self) -> Encoded | None:
+        """Return the oldest batch; None when all is done, or when the time for it is over."""
+        with self._backlog.changed:
+            while True:
+                if self._deadline is not None and (self._away or time.monotonic() >= self._deadline):
+                    return None
+                if (batch := self._backlog.peek()) is not None or self._deadline is not None:
+                    return batch
+                self._backlog.changed.wait()
+
+    def _wait(self, pause: float) -> None:
+        until = time.monotonic() + pause
+        with self._backlog.changed:
+            while self._deadline is None and (left := until - time.monotonic()) > 0:
+                self._backlog.changed.wait(left)
+
+    def _note(self, error: str) -> None:
+        self.failed = time.time_ns()
+        self.error = error
 
 
-def _estimate(span: SpanData) -> int:
-    size = _SPAN_BYTES
-    for value in span.attributes.values():
-        if isinstance(value, str):
-            size += len(value)
-        elif isinstance(value, Sequence):
-            size += sum(len(each) + 4 if isinstance(each, str) else 10 for each in value)
-    return size + 40 * len(span.links)
+def _split(spans: Sequence[SpanData]) -> Iterator[tuple[bytes, int]]:
+    """Yield `spans` encoded, in as many parts as the limit of a message asks for."""
+    data = encode_spans(spans)
+    if len(data) <= MAX_BATCH_BYTES or len(spans) == 1:
+        yield data, len(spans)
+        return
+    half = len(spans) // 2
+    yield from _split(spans[:half])
+    yield from _split(spans[half:])
 
 
 @contextmanager

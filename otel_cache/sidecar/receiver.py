@@ -7,97 +7,53 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from otel_cache.errors import RecordError, UsageError
-from otel_cache.records import LENGTH, MAX_FRAME_BYTES, PROTOCOL_VERSION, Batch, Hello, Message, decode_payload
+from otel_cache.records import MAX_FRAME_BYTES, Hello
+from otel_cache.sidecar.connection import READ_BYTES, Connection, Session, SessionFactory
 from otel_cache.sidecar.launch import is_listening
 
 _logger = logging.getLogger(__name__)
 
-READ_BYTES = 1 << 18
+MAX_CONNECTIONS = 256
+MAX_BUFFERED = 2 * MAX_FRAME_BYTES
+"""Bytes of unfinished frames that all connections together may hold; each holds at most one frame."""
+HELLO_SECONDS = 30.0
+"""How long a connection may be silent before it says who it is."""
 MAX_PATH_BYTES = 107
 FIRST_CONNECTION_SECONDS = 60.0
 """How long a sidecar that leaves when idle waits at least for the first process: vLLM takes its time to start."""
 _CREDENTIALS = struct.Struct("3i")
 
 
-class Session(Protocol):
-    """Takes the batches of one connection."""
-
-    def add(self, batch: Batch) -> None:
-        """Take a batch."""
-
-    def close(self) -> None:
-        """The connection has ended."""
-
-
-class _Connection:
-    def __init__(self, sock: socket.socket, open_session: Callable[[Hello], Session]) -> None:
-        self.sock = sock
-        self._open_session = open_session
-        self._session: Session | None = None
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        """Take bytes from the peer.
-
-        Raises:
-            RecordError: they are not frames of this protocol.
-
-        """
-        buffer = self._buffer
-        buffer += data
-        offset = 0
-        while len(buffer) - offset >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(buffer, offset)
-            if length > MAX_FRAME_BYTES:
-                raise RecordError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
-            end = offset + LENGTH.size + length
-            if len(buffer) < end:
-                break
-            self._take(decode_payload(bytes(buffer[offset + LENGTH.size : end])))
-            offset = end
-        del buffer[:offset]
-
-    def close(self) -> bool:
-        """End the connection; return whether it ended within a frame."""
-        self.sock.close()
-        if self._session is not None:
-            self._session.close()
-        return bool(self._buffer)
-
-    def _take(self, message: Message) -> None:
-        if isinstance(message, Batch):
-            if self._session is None:
-                raise RecordError("the first frame of a connection is not a hello")
-            self._session.add(message)
-            return
-        if not isinstance(message, Hello):
-            return
-        if self._session is not None:
-            raise RecordError("a second hello on one connection")
-        if message.protocol != PROTOCOL_VERSION:
-            raise RecordError(
-                f"process {message.pid} speaks protocol {message.protocol}, this sidecar {PROTOCOL_VERSION}: "
-                "install the same version of otel-cache for both"
-            )
-        self._session = self._open_session(message)
-
-
 class Receiver:
     """Listens, and hands on what arrives, in one thread: a peer is read only as fast as its records are dealt with.
 
     Attributes:
-        rejected: connections that were ended because of what they sent, or because of whose they are.
+        rejected: connections that were ended because of what they sent, whose they are, or how many there were.
         torn: connections that ended within a frame.
+        malformed_records: records that could not be read.
+        connections: connections that are open.
 
     """
 
-    def __init__(self, path: str, open_session: Callable[[Hello], Session]) -> None:
-        """Listen on the socket `path`; its folder is made, for this user only, where it is missing.
+    def __init__(
+        self,
+        path: str,
+        open_session: SessionFactory,
+        *,
+        status: Callable[[], bytes] = lambda: b"",
+        uids: Iterable[int] = (),
+    ) -> None:
+        """Listen on the socket `path`; its folder is made where it is missing.
+
+        Args:
+            path: where to listen.
+            open_session: called with the hello of a process that sends its first batch.
+            status: returns the frame that answers a status request.
+            uids: users besides this one whose processes may connect.
 
         Raises:
             UsageError: the path is too long or not usable, or another sidecar listens there.
@@ -105,15 +61,25 @@ class Receiver:
         """
         self.rejected = 0
         self.torn = 0
+        self.malformed_records = 0
         self.connections = 0
+        self.status = status
         self._path = path
+        self._uids = {os.getuid(), *uids}
         self._open_session = open_session
-        self._listener = _listen(path)
+        self._listener = _listen(path, others=self._uids != {os.getuid()})
         self._identity = Path(path).stat().st_ino
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._idle_since = time.monotonic()
         self._ever_connected = False
+        self._next_sweep = 0.0
+        self._leaving = False
+
+    @property
+    def senders(self) -> int:
+        """Connections that have sent records."""
+        return sum(each.sends_records for each in self._open())
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` from `poll` whenever `fd` is readable."""
@@ -127,10 +93,16 @@ class Receiver:
         """Deal with what is readable, waiting for at most `timeout` seconds; return whether anything was."""
         events = self._selector.select(timeout)
         for key, _ in events:
-            if isinstance(key.data, _Connection):
-                self._read(key.data)
-            else:
+            if not isinstance(key.data, Connection):
                 key.data()
+            elif key.data.sock.fileno() >= 0:  # another connection's frame may have ended this one
+                self._read(key.data)
+        if (now := time.monotonic()) >= self._next_sweep:
+            self._next_sweep = now + 1.0
+            for connection in [each for each in self._open() if each.greeted is None]:
+                if now - connection.since > HELLO_SECONDS:
+                    self._reject(f"nothing came in {HELLO_SECONDS:.0f} s")
+                    self._end(connection, torn=False)
         return bool(events)
 
     def idle_for(self, seconds: float) -> bool:
@@ -146,9 +118,9 @@ class Receiver:
         # A peer that was blocked in a write needs a moment to go on once its socket was read.
         while self.connections and time.monotonic() < deadline and self.poll(0.05):
             pass
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, _Connection):
-                self._end(key.data)
+        self._leaving = True
+        for connection in list(self._open()):
+            self._end(connection)
 
     def stop_listening(self) -> None:
         """Remove the socket from the file system and close it."""
@@ -161,6 +133,27 @@ class Receiver:
         self._selector.unregister(self._listener)
         self._listener.close()
 
+    def open_session(self, connection: Connection, hello: Hello) -> Session:
+        """Return the session of a process, after what it had sent by an earlier connection."""
+        for other in list(self._open()):
+            if other is not connection and other.greeted is not None and other.greeted.process == hello.process:
+                with contextlib.suppress(BlockingIOError, RecordError):
+                    for _ in range(MAX_BUFFERED // READ_BYTES):
+                        if not other.read():
+                            break
+                self._end(other)
+        self._ever_connected = True
+        return self._open_session(hello)
+
+    def malformed(self, records: int) -> None:
+        """Count records that could not be read."""
+        if records and not self.malformed_records:
+            _logger.warning("a record could not be read and was left out (further ones are only counted)")
+        self.malformed_records += records
+
+    def _open(self) -> Iterator[Connection]:
+        return (key.data for key in list(self._selector.get_map().values()) if isinstance(key.data, Connection))
+
     def _accept(self) -> None:
         while True:
             try:
@@ -169,36 +162,46 @@ class Receiver:
                 return
             credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             _, uid, _ = _CREDENTIALS.unpack(credentials)
-            if uid != os.getuid():
-                self._reject(f"a process of user {uid} connected; only those of user {os.getuid()} may")
+            if uid not in self._uids:
+                allowed = ", ".join(map(str, sorted(self._uids)))
+                self._reject(f"a process of user {uid} connected; only those of {allowed} may")
+                sock.close()
+                continue
+            if self.connections >= MAX_CONNECTIONS:
+                self._reject(f"{MAX_CONNECTIONS} are open, more are not taken")
                 sock.close()
                 continue
             sock.setblocking(False)
             self.connections += 1
-            self._ever_connected = True
-            self._selector.register(sock, selectors.EVENT_READ, _Connection(sock, self._open_session))
+            self._selector.register(sock, selectors.EVENT_READ, Connection(sock, self))
 
-    def _read(self, connection: _Connection) -> None:
+    def _read(self, connection: Connection) -> None:
         try:
-            data = connection.sock.recv(READ_BYTES)
+            going_on = connection.read()
         except BlockingIOError:
             return
-        except OSError:
-            data = b""
-        if not data:
-            self._end(connection)
-            return
-        try:
-            connection.feed(data)
         except RecordError as error:
             self._reject(str(error))
             self._end(connection, torn=False)
+            return
+        if not going_on:
+            self._end(connection)
+        elif connection.buffered > MAX_BUFFERED // MAX_CONNECTIONS:
+            self._limit()
 
-    def _end(self, connection: _Connection, *, torn: bool = True) -> None:
+    def _limit(self) -> None:
+        """End the connection that holds the most while all together hold too much."""
+        while sum(each.buffered for each in self._open()) > MAX_BUFFERED:
+            largest = max(self._open(), key=lambda each: each.buffered)
+            self._reject(f"all together hold more than {MAX_BUFFERED} bytes of unfinished frames, this one the most")
+            self._end(largest, torn=False)
+
+    def _end(self, connection: Connection, *, torn: bool = True) -> None:
         self._selector.unregister(connection.sock)
         self.connections -= 1
-        self._idle_since = time.monotonic()
-        if connection.close() and torn:
+        if connection.sends_records:
+            self._idle_since = time.monotonic()
+        if connection.close(last=self._leaving) and torn:
             self.torn += 1
 
     def _reject(self, reason: str) -> None:
@@ -207,18 +210,18 @@ class Receiver:
             _logger.warning("closed a connection: %s (further ones are only counted)", reason)
 
 
-def _listen(path: str) -> socket.socket:
+def _listen(path: str, *, others: bool) -> socket.socket:
+    """Return a listening socket: of this user alone, or where `others` may connect, open to all who get that far."""
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise UsageError(f"the socket path {path} has more than {MAX_PATH_BYTES} bytes: choose a shorter one")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # The last folder only: a path that is wrong from its start is a mistake, not a wish.
-        Path(path).parent.mkdir(mode=0o700, exist_ok=True)
+        _make_folder(Path(path).parent, others=others)
         if Path(path).is_socket():
             if is_listening(path):
                 raise UsageError(f"another sidecar listens on {path}: stop it, or name another socket")
             Path(path).unlink()
-        mask = os.umask(0o177)
+        mask = os.umask(0o111 if others else 0o177)
         try:
             listener.bind(path)
         finally:
@@ -232,3 +235,17 @@ def _listen(path: str) -> socket.socket:
         raise
     listener.setblocking(False)
     return listener
+
+
+def _make_folder(folder: Path, *, others: bool) -> None:
+    try:
+        # The last folder only: a path that is wrong from its start is a mistake, not a wish.
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        # A folder that was there is somebody's own: its mode is theirs to choose.
+        if others and not folder.stat().st_mode & 0o001:
+            _logger.warning("other users cannot reach a socket in %s: make it passable for them (chmod o+x)", folder)
+        return
+    if others:
+        # Whoever connects is known by the kernel; that others may pass through says nothing of what lies here.
+        folder.chmod(0o711)

@@ -6,18 +6,31 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
 
-from otel_cache.records import Batch, Hello
+from otel_cache.config import EXPORT
+from otel_cache.errors import UsageError
+from otel_cache.package import VERSION
+from otel_cache.records import PROTOCOL_VERSION, Acknowledge, Batch, Hello, encode_frame
+from otel_cache.semconv import names
+from otel_cache.sidecar.backlog import Backlog, Waiting
 from otel_cache.sidecar.build import ProcessBuilder, Processes
-from otel_cache.sidecar.export import ExportQueue, make_exporter, wants_export
+from otel_cache.sidecar.export import ExportQueue
+from otel_cache.sidecar.exporters import make_exporter, wants_export
 from otel_cache.sidecar.launch import socket_lock
 from otel_cache.sidecar.otlp_json import JsonLinesWriter
 from otel_cache.sidecar.receiver import Receiver
+from otel_cache.sidecar.sampling import TraceSampler
+from otel_cache.sidecar.settings import Settings, read_settings
 from otel_cache.sidecar.spans import SpanData
+from otel_cache.sidecar.spool import Spool
+from otel_cache.sidecar.status import Status
+from otel_cache.sidecar.thinning import Thinning
+from otel_cache.sidecar.tracing import TracingPlane
 
 DRAIN_SECONDS = 2.0
 ORPHAN_IDLE_SECONDS = 3.0
@@ -64,12 +77,17 @@ class _Writer(Protocol):
 class _Outputs:
     """The evidence file and the exporter, each where it is wanted."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, settings: Settings) -> None:
         self.exports: ExportQueue | None = None
+        self.plane: TracingPlane | None = None
         self.file: _Writer | None = None
+        self.endpoint = ""
+        self.built = self.requests = self.traced = 0
         if wants_export(options.endpoint, options.out):
-            exporter, self._endpoint = make_exporter(options.endpoint)
-            self.exports = ExportQueue(exporter)
+            exporter, self.endpoint = make_exporter(options.endpoint)
+            thinning = Thinning(settings.step_share) if settings.thin else None
+            self.plane = TracingPlane(TraceSampler(), thinning)
+            self.exports = ExportQueue(exporter, Backlog(_open_spool(settings, self.endpoint)))
         if options.out:
             self.file = _open_file(options.out, options.append)
         if self.exports is None and self.file is None:
@@ -80,30 +98,53 @@ class _Outputs:
 
     def write(self, spans: list[SpanData]) -> None:
         """Write `spans`, the file first: that is the evidence."""
-        if spans and self.file is not None:
+        if not spans:
+            return
+        self.built += len(spans)
+        for span in spans:
+            if span.name == names.REQUEST:
+                self.requests += 1
+                self.traced += span.remote_parent
+        if self.file is not None:
             self.file.write(spans)
-        if spans and self.exports is not None:
-            self.exports.put(spans)
+        if self.exports is not None and self.plane is not None:
+            self.exports.put(self.plane.select(spans))
+
+    def tick(self) -> None:
+        """Send on what has waited long enough for company."""
+        if self.exports is not None:
+            self.exports.flush_old()
 
     def close(self) -> list[str]:
         """Finish; return what to say about it."""
         notes: list[str] = []
+        kept = 0
+        if self.plane is not None:
+            self.plane.close()
         if self.exports is not None:
-            self.exports.close()
+            kept = self.exports.close()
         if self.file is not None:
             self.file.close()
             notes.append(f"{self.file.written} spans written to {self.file.path}")
             if self.file.lost:
                 notes.append(f"{self.file.lost} spans could not be written")
-        if self.exports is not None and (self.exports.exported or self.exports.lost):
-            notes.append(f"{self.exports.exported} spans exported to {self._endpoint}")
+        if self.exports is not None and (self.exports.exported or self.exports.lost or kept):
+            notes.append(f"{self.exports.exported} spans exported to {self.endpoint}")
+            if kept:
+                notes.append(f"{kept} spans kept on disk for the next sidecar")
             if self.exports.lost:
                 notes.append(f"{self.exports.lost} spans could not be exported")
+            if self.exports.backlog.torn:
+                notes.append(f"{self.exports.backlog.torn} batches in the spool were cut short")
+        if self.plane is not None and self.plane.sampled_out:
+            notes.append(f"{self.plane.sampled_out} spans not exported because of sampling")
+        if self.plane is not None and self.plane.thinned:
+            notes.append(f"{self.plane.thinned} spans of steps not exported, as {EXPORT} asks")
         return notes
 
 
 class _Session:
-    """One connection: what it sends becomes spans, and they are written before more is read."""
+    """One process: what it sends becomes spans, and they are written before more is read."""
 
     def __init__(self, builder: ProcessBuilder, write: Callable[[list[SpanData]], None]) -> None:
         self._builder = builder
@@ -111,6 +152,9 @@ class _Session:
 
     def add(self, batch: Batch) -> None:
         self._write(self._builder.add(batch))
+
+    def progress(self) -> Acknowledge:
+        return self._builder.progress
 
     def close(self) -> None:
         self._write(self._builder.close())
@@ -123,6 +167,7 @@ def serve(options: Options) -> bool:
         UsageError: the socket or the file cannot be used, or the exporter's settings are impossible.
 
     """
+    settings = read_settings()
     processes = Processes()
     outputs: _Outputs | None = None
 
@@ -133,12 +178,13 @@ def serve(options: Options) -> bool:
     # Signals first: one that comes while the exporter is loaded must not cost the capture.
     with _stop_signals() as (stopped, wake):
         # The socket before the file: a sidecar that finds another one listening must not empty its file.
-        receiver = Receiver(options.socket, open_session)
+        receiver = Receiver(options.socket, open_session, uids=settings.uids)
         try:
-            outputs = _Outputs(options)
+            outputs = _Outputs(options, settings)
         except BaseException:
             receiver.stop_listening()
             raise
+        receiver.status = _status_reporter(receiver, processes, outputs)
         receiver.watch(wake.fileno(), lambda: _swallow_wakeups(wake))
         idle = _watch_parent(receiver, options)
         if options.ready_fd is not None:
@@ -148,6 +194,7 @@ def serve(options: Options) -> bool:
         notes = None
         while not stopped():
             receiver.poll(POLL_SECONDS)
+            outputs.tick()
             seconds = idle()
             if seconds is not None and receiver.idle_for(seconds) and (notes := _leave(receiver, outputs, options)):
                 break
@@ -158,6 +205,65 @@ def serve(options: Options) -> bool:
         notes.append("no vLLM process connected (is otel-cache installed in its environment?)")
     _report(notes, receiver, processes)
     return outputs.file is None or not outputs.file.lost
+
+
+def _status_reporter(receiver: Receiver, processes: Processes, outputs: _Outputs) -> Callable[[], bytes]:
+    began = time.monotonic()
+
+    def report() -> bytes:
+        exports, plane, file = outputs.exports, outputs.plane, outputs.file
+        waiting = exports.backlog.waiting if exports is not None else Waiting(0, 0, 0)
+        return encode_frame(
+            Status(
+                version=VERSION,
+                protocol=PROTOCOL_VERSION,
+                pid=os.getpid(),
+                uptime=time.monotonic() - began,
+                processes=receiver.senders,
+                processes_seen=processes.seen,
+                spans_built=outputs.built,
+                spans_written=file.written if file is not None else 0,
+                spans_unwritten=file.lost if file is not None else 0,
+                spans_exported=exports.exported if exports is not None else 0,
+                spans_lost=exports.lost if exports is not None else 0,
+                spans_waiting=waiting.spans,
+                spans_spooled=waiting.spooled,
+                spool_bytes=waiting.spool_bytes,
+                spans_sampled=plane.sampled_out if plane is not None else 0,
+                spans_thinned=plane.thinned if plane is not None else 0,
+                missing=processes.missing,
+                malformed=receiver.malformed_records,
+                failed=processes.failed,
+                refused=receiver.rejected,
+                requests=outputs.requests,
+                requests_traced=outputs.traced,
+                file=file.path if file is not None else "",
+                endpoint=outputs.endpoint,
+                export_succeeded=exports.succeeded if exports is not None else 0,
+                export_failed=exports.failed if exports is not None else 0,
+                export_error=exports.error if exports is not None else "",
+            )
+        )
+
+    return report
+
+
+def _open_spool(settings: Settings, endpoint: str) -> Spool | None:
+    """Return the spool for an endpoint; None where there is none.
+
+    Raises:
+        UsageError: the folder was named and cannot be used.
+
+    """
+    if settings.spool is None:
+        return None
+    try:
+        return Spool(settings.spool, endpoint, settings.spool_bytes)
+    except UsageError as error:
+        if settings.spool_named:
+            raise
+        _logger.warning("%s; spans wait in memory while the collector is away", error)
+        return None
 
 
 def _leave(receiver: Receiver, outputs: _Outputs, options: Options) -> list[str] | None:
@@ -231,6 +337,8 @@ def _report(notes: list[str], receiver: Receiver, processes: Processes) -> None:
         notes.append(f"{processes.missing} records never arrived")
     if processes.failed:
         notes.append(f"{processes.failed} records could not be made spans")
+    if receiver.malformed_records:
+        notes.append(f"{receiver.malformed_records} records could not be read")
     if receiver.rejected:
         notes.append(f"{receiver.rejected} connections were refused")
     if notes:

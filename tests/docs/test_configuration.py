@@ -14,6 +14,8 @@ OF_THE_SDK = {
     "OTEL_EXPORTER_OTLP_CERTIFICATE",
     "OTEL_EXPORTER_OTLP_TIMEOUT",
     "OTEL_RESOURCE_ATTRIBUTES",
+    "OTEL_TRACES_SAMPLER",
+    "OTEL_TRACES_SAMPLER_ARG",
 }
 # The analyzer names it in a fix; the lab sets it for vLLM and never reads it.
 NOT_READ = {"VLLM_PREFIX_CACHE_RETENTION_INTERVAL"}

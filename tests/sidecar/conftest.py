@@ -9,15 +9,18 @@ import pytest
 
 from otel_cache.sidecar.launch import Child, start_child
 
+from .collectors import Collector, HttpCollector
+
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the developer's own OpenTelemetry settings counts."""
+def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing of the developer's own OpenTelemetry settings counts, and no spool of theirs is touched."""
     import os
 
     for name in list(os.environ):
         if name.startswith("OTEL_"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture
@@ -41,3 +44,20 @@ def start(socket_path: str) -> Iterator[Callable[..., Child]]:
     yield start_one
     for child in children:
         child.stop()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """An OTLP gRPC server."""
+    service = Collector()
+    service.start()
+    yield service
+    service.stop()
+
+
+@pytest.fixture
+def http_collector() -> Iterator[HttpCollector]:
+    """An OTLP/HTTP server."""
+    service = HttpCollector()
+    yield service
+    service.stop()

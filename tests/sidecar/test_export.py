@@ -1,77 +1,14 @@
 """Export by OTLP, to real servers: what they get is what the file has."""
 
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
-    TraceServiceServicer,
-    add_TraceServiceServicer_to_server,
-)
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_cache.errors import UsageError
-from otel_cache.records import Batch
-from otel_cache.sidecar.build import Processes
-from otel_cache.sidecar.export import ExportQueue, make_exporter, wants_export
+from otel_cache.semconv import names
+from otel_cache.sidecar.exporters import Outcome, make_exporter, wants_export
+from otel_cache.sidecar.status import query_status
 
 from .support import SPANS, Peer, hello, parse_lines, read_lines, read_requests, wait_until, whole_request
-
-
-class Collector(TraceServiceServicer):
-    """Keeps what it is sent."""
-
-    def __init__(self) -> None:
-        self.requests: list[ExportTraceServiceRequest] = []
-        self.metadata: dict[str, str] = {}
-        self.endpoint = ""
-
-    def Export(self, request, context):
-        self.metadata = dict(context.invocation_metadata())
-        self.requests.append(request)
-        return ExportTraceServiceResponse()
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    service = Collector()
-    server = grpc.server(ThreadPoolExecutor(2))
-    add_TraceServiceServicer_to_server(service, server)
-    service.endpoint = f"http://localhost:{server.add_insecure_port('localhost:0')}"
-    server.start()
-    yield service
-    server.stop(None)
-
-
-@pytest.fixture
-def http_collector() -> Iterator[Collector]:
-    service = Collector()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            service.metadata = {"path": self.path, **{key.lower(): value for key, value in self.headers.items()}}
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            service.requests.append(ExportTraceServiceRequest.FromString(body))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("localhost", 0), Handler)
-    service.endpoint = f"http://localhost:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield service
-    server.shutdown()
-    server.server_close()
 
 
 def key(span):
@@ -85,12 +22,12 @@ def test_grpc_gets_what_the_file_has(start, socket_path, tmp_path, collector, ca
     sidecar.stop()
 
     written = sorted(read_lines(out), key=key)
-    assert sorted(read_requests(collector.requests), key=key) == written
+    assert sorted(collector.spans, key=key) == written
     assert written[0].resource["telemetry.sdk.name"] == "opentelemetry"
     assert f"{SPANS} spans exported to {collector.endpoint}" in capfd.readouterr().err
 
 
-def test_the_file_s_form_is_that_of_the_exporter(start, socket_path, tmp_path, collector):
+def test_the_file_s_form_is_that_of_the_export(start, socket_path, tmp_path, collector):
     out = tmp_path / "out.jsonl"
     sidecar = start(out, collector.endpoint)
     Peer(socket_path, hello()).send(*whole_request())
@@ -129,12 +66,14 @@ def test_a_named_http_endpoint_gets_the_path(start, socket_path, http_collector,
 def test_the_exporter_s_variables_count(start, socket_path, collector, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", collector.endpoint)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "tenant=blue")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "gzip")
     sidecar = start()
     Peer(socket_path, hello()).send(*whole_request())
     wait_until(lambda: collector.requests)
     sidecar.stop()
 
     assert collector.metadata["tenant"] == "blue"
+    assert len(collector.spans) == SPANS
 
 
 def test_when_spans_are_exported(monkeypatch):
@@ -153,66 +92,120 @@ def test_an_unknown_protocol_is_refused(monkeypatch):
         make_exporter(None)
 
 
-class Stuck(SpanExporter):
-    """An exporter whose collector does not answer until it is let go."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.free = threading.Event()
-        self.taken = 0
-
-    def export(self, spans: list[ReadableSpan]) -> SpanExportResult:
-        self.entered.set()
-        self.free.wait(30)
-        self.taken += len(spans)
-        return SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        self.free.set()
+GRPC_CODES = {
+    grpc.StatusCode.INVALID_ARGUMENT: Outcome.REFUSED,
+    grpc.StatusCode.UNAUTHENTICATED: Outcome.REFUSED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Outcome.REFUSED,
+    grpc.StatusCode.UNAVAILABLE: Outcome.AWAY,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Outcome.AWAY,
+}
 
 
-def spans_of_a_request():
-    return Processes().get(hello()).add(Batch(0, whole_request()))
+@pytest.mark.parametrize("code", GRPC_CODES)
+def test_what_a_grpc_status_means(collector, code, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
+    exporter, _ = make_exporter(collector.endpoint)
+    collector.refuse = lambda request: code
+    answer = exporter.send(b"", 3)
+    collector.refuse = lambda request: None
+    taken = exporter.send(b"", 3)
+    exporter.shutdown()
+
+    assert answer.outcome is GRPC_CODES[code]
+    assert code.name in answer.error
+    assert taken == (Outcome.SENT, 0, "")
 
 
-def test_a_slow_collector_costs_spans_but_no_time():
-    exporter = Stuck()
-    queue = ExportQueue(exporter, spans=20)
-    queue.put(spans_of_a_request())
-    assert exporter.entered.wait(10)
-    for _ in range(3):
-        queue.put(spans_of_a_request())
-    assert queue.lost == 4 * SPANS - 29
-    exporter.free.set()
-    queue.close()
+@pytest.mark.parametrize(("status", "outcome"), [(400, Outcome.REFUSED), (401, Outcome.REFUSED), (503, Outcome.AWAY)])
+def test_what_an_http_status_means(http_collector, status, outcome, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    exporter, _ = make_exporter(http_collector.endpoint)
+    http_collector.status = status
+    answer = exporter.send(b"", 3)
+    http_collector.status = 200
+    taken = exporter.send(b"", 3)
+    exporter.shutdown()
 
-    assert (queue.exported, queue.lost, exporter.taken) == (29, 4 * SPANS - 29, 29)
-
-
-def test_a_close_waits_only_so_long():
-    exporter = Stuck()
-    queue = ExportQueue(exporter)
-    queue.put(spans_of_a_request())
-    assert exporter.entered.wait(10)
-    queue.put(spans_of_a_request())
-    queue.close(seconds=0.1)
-
-    assert queue.exported + queue.lost == 2 * SPANS
-    assert queue.lost >= SPANS
+    assert answer.outcome is outcome
+    assert str(status) in answer.error
+    assert taken.outcome is Outcome.SENT
 
 
-class Flaky(Stuck):
-    """An exporter whose collector is away at first."""
+def test_an_http_server_that_is_not_there_is_away(http_collector, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    http_collector.stop()
+    exporter, _ = make_exporter(http_collector.endpoint)
 
-    def export(self, spans: list[ReadableSpan]) -> SpanExportResult:
-        self.taken += 1
-        return SpanExportResult.FAILURE if self.taken == 1 else SpanExportResult.SUCCESS
+    assert exporter.send(b"", 3).outcome is Outcome.AWAY
+    exporter.shutdown()
 
 
-def test_a_batch_is_tried_again():
-    queue = ExportQueue(Flaky())
-    queue.put(spans_of_a_request())
-    wait_until(lambda: queue.exported)
-    queue.close()
+def test_what_is_refused_for_good_is_counted_and_never_sent_again(start, socket_path, collector, capfd):
+    collector.refuse = lambda request: grpc.StatusCode.INVALID_ARGUMENT
+    sidecar = start(endpoint=collector.endpoint)
+    peer = Peer(socket_path, hello())
+    peer.send(*whole_request())
+    wait_until(lambda: query_status(socket_path).spans_lost == SPANS)
+    tries = collector.tries
+    collector.refuse = lambda request: None
+    peer.send(*whole_request(10))
+    wait_until(lambda: collector.requests)
+    status = query_status(socket_path)
+    sidecar.stop()
 
-    assert (queue.exported, queue.lost) == (SPANS, 0)
+    assert (tries, collector.tries) == (1, 2)
+    assert len(collector.spans) == SPANS
+    assert (status.spans_exported, status.spans_lost, status.spans_waiting) == (SPANS, SPANS, 0)
+    assert "INVALID_ARGUMENT" in status.export_error
+    complaints = capfd.readouterr().err
+    assert f"{SPANS} spans could not be exported" in complaints
+    assert complaints.count("refuses spans for good") == 1
+
+
+def test_what_was_lost_is_told_on_the_next_span_of_the_evidence(start, socket_path, tmp_path, collector):
+    collector.refuse = lambda request: grpc.StatusCode.INVALID_ARGUMENT
+    out = tmp_path / "out.jsonl"
+    sidecar = start(out, collector.endpoint)
+    peer = Peer(socket_path, hello())
+    peer.send(*whole_request())
+    wait_until(lambda: query_status(socket_path).spans_lost == SPANS)
+    # These tell of the first, and are lost too: the last have to tell of both.
+    peer.send(*whole_request(10))
+    wait_until(lambda: query_status(socket_path).spans_lost == 2 * SPANS)
+    collector.refuse = lambda request: None
+    peer.send(*whole_request(20))
+    wait_until(lambda: collector.requests)
+    sidecar.stop()
+
+    told = [
+        span.attributes[names.EXPORT_DROPPED] for span in collector.spans if names.EXPORT_DROPPED in span.attributes
+    ]
+    assert told == [2 * SPANS]
+    assert not any(names.EXPORT_DROPPED in span.attributes for span in read_lines(out))
+
+
+def test_spans_that_a_collector_rejects_are_lost(start, socket_path, collector):
+    collector.rejected = 2
+    sidecar = start(endpoint=collector.endpoint)
+    Peer(socket_path, hello()).send(*whole_request())
+    wait_until(lambda: query_status(socket_path).spans_lost)
+    status = query_status(socket_path)
+    sidecar.stop()
+
+    assert (status.spans_exported, status.spans_lost) == (SPANS - 2, 2)
+
+
+def test_without_a_spool_a_collector_that_comes_back_gets_all(start, socket_path, collector, monkeypatch):
+    monkeypatch.setenv("OTEL_PYTHON_VLLM_CACHE_SPOOL", "off")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    collector.stop()
+    sidecar = start(endpoint=collector.endpoint)
+    peer = Peer(socket_path, hello())
+    peer.send(*whole_request())
+    wait_until(lambda: query_status(socket_path).export_failed)
+    assert query_status(socket_path).spans_spooled == 0
+    collector.start()
+    wait_until(lambda: len(collector.spans) == SPANS)
+    sidecar.stop()

@@ -1,0 +1,58 @@
+"""Which traces go to the tracing back end. The evidence file knows nothing of it.
+
+The sampler is the SDK's own, from `OTEL_TRACES_SAMPLER` and its argument. It decides once for a trace: by the caller's
+decision where a traceparent came with the request, else by itself.
+"""
+
+from collections import OrderedDict
+
+from opentelemetry.context import Context as SdkContext
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, DEFAULT_ON, Decision
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, set_span_in_context
+
+from otel_cache.semconv import names
+from otel_cache.sidecar.spans import SpanData
+
+TRACES = 65_536
+"""Traces whose decision is remembered: for samplers that would not decide alike a second time."""
+_ALWAYS = tuple(sampler.get_description() for sampler in (ALWAYS_ON, DEFAULT_ON))
+_OF_STEPS = frozenset([names.STEP, names.EXECUTE])
+
+
+class TraceSampler:
+    """Decides, for all spans of a trace alike.
+
+    Attributes:
+        description: the sampler's own description.
+        always: whether it keeps every trace that no caller decided about.
+
+    """
+
+    def __init__(self) -> None:
+        """Read the environment."""
+        self._sampler = TracerProvider(shutdown_on_exit=False).sampler
+        self.description = self._sampler.get_description()
+        self.always = self.description in _ALWAYS
+        self._decided: OrderedDict[int, bool] = OrderedDict()
+
+    def keeps(self, span: SpanData) -> bool:
+        """Return whether the trace of `span` goes out."""
+        trace = span.context.trace_id
+        decision = self._decided.get(trace)
+        if decision is None:
+            decision = self._decided[trace] = self._decide(span)
+            if len(self._decided) > TRACES:
+                self._decided.popitem(last=False)
+        return decision
+
+    def _decide(self, span: SpanData) -> bool:
+        trace, _, sampled = span.context
+        parent = SdkContext()
+        if sampled is not None:
+            flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
+            caller = span.parent.span_id if span.parent else span.context.span_id
+            parent = set_span_in_context(NonRecordingSpan(SpanContext(trace, caller, True, flags)), parent)
+        name = names.STEP if span.name in _OF_STEPS else names.REQUEST
+        result = self._sampler.should_sample(parent, trace, name, SpanKind.INTERNAL, {}, [])
+        return result.decision is Decision.RECORD_AND_SAMPLE

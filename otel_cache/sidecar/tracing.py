@@ -1,0 +1,77 @@
+"""From the evidence to what is exported: sampled, thinned where asked for, and with what was left out told on it."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from otel_cache.semconv import names
+from otel_cache.sidecar.resource import ReplicaResource
+from otel_cache.sidecar.sampling import TraceSampler
+from otel_cache.sidecar.spans import SpanData
+from otel_cache.sidecar.thinning import Thinning
+
+EVIDENCE = frozenset([names.LOOKUP, names.STORE, names.EVICT])
+MAX_RESOURCES = 1024
+
+
+class TracingPlane:
+    """Chooses the spans that go to the back end.
+
+    Attributes:
+        sampled_out: spans that sampling kept back.
+
+    """
+
+    def __init__(self, sampler: TraceSampler, thinning: Thinning | None) -> None:
+        """Sample by `sampler`, and thin where `thinning` is given."""
+        self.sampled_out = 0
+        self._sampler = sampler
+        self._thinning = thinning
+        self._untold: OrderedDict[ReplicaResource, int] = OrderedDict()
+        self._resources: OrderedDict[ReplicaResource, ReplicaResource] = OrderedDict()
+
+    @property
+    def thinned(self) -> int:
+        """Spans that thinning left out."""
+        return self._thinning.dropped if self._thinning is not None else 0
+
+    def select(self, spans: Sequence[SpanData]) -> Iterator[SpanData]:
+        """Yield the spans that go out. Those of the file are not changed: what is told stands on copies."""
+        sampled: Iterable[SpanData] = [span for span in spans if self._keeps(span)]
+        if self._thinning is not None:
+            sampled = self._thinning.take(list(sampled))
+        for span in sampled:
+            yield self._tell(span)
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        if self._thinning is not None:
+            self._thinning.close()
+
+    def _keeps(self, span: SpanData) -> bool:
+        if self._sampler.keeps(span):
+            return True
+        self.sampled_out += 1
+        if span.name in EVIDENCE:
+            self._untold[span.resource] = self._untold.pop(span.resource, 0) + 1
+            if len(self._untold) > MAX_RESOURCES:
+                self._untold.popitem(last=False)
+        return False
+
+    def _tell(self, span: SpanData) -> SpanData:
+        """Return the span with what sampling did, for whoever has only the back end to ask."""
+        if self._sampler.always and not self.sampled_out:
+            return span
+        changed = replace(span, resource=self._resource(span.resource))
+        if span.name in EVIDENCE and (dropped := self._untold.pop(span.resource, 0)):
+            changed.attributes = {**span.attributes, names.SAMPLING_DROPPED: dropped}
+        return changed
+
+    def _resource(self, resource: ReplicaResource) -> ReplicaResource:
+        known = self._resources.get(resource)
+        if known is None:
+            known = ReplicaResource({**resource.attributes, names.SAMPLER: self._sampler.description})
+            self._resources[resource] = known
+            if len(self._resources) > MAX_RESOURCES:
+                self._resources.popitem(last=False)
+        return known

@@ -1,0 +1,119 @@
+"""Real OTLP servers for tests: they keep what they are sent, and can be away, slow or unwilling."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
+
+from .support import Read, read_requests
+
+
+class Collector(TraceServiceServicer):
+    """An OTLP gRPC server.
+
+    Attributes:
+        requests: what it took, in order.
+        tries: requests that reached it, whether it took them or not.
+        refuse: status that it answers with instead; None: it takes what comes.
+        rejected: spans that it says it has not taken of each request.
+        delay: seconds before it answers.
+
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[ExportTraceServiceRequest] = []
+        self.tries = 0
+        self.metadata: dict[str, str] = {}
+        self.refuse: Callable[[ExportTraceServiceRequest], grpc.StatusCode | None] = lambda request: None
+        self.rejected = 0
+        self.delay = 0.0
+        self.port = 0
+        self._server: grpc.Server | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://localhost:{self.port}"
+
+    @property
+    def spans(self) -> list[Read]:
+        """All spans it took, in order."""
+        return read_requests(list(self.requests))
+
+    def start(self) -> None:
+        """Listen: on a port of its own at first, on the same one later."""
+        self._server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+        add_TraceServiceServicer_to_server(self, self._server)
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                self.port = self._server.add_insecure_port(f"localhost:{self.port}")
+                break
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+        self._server.start()
+
+    def stop(self) -> None:
+        """Go away, once what is under way was answered."""
+        if self._server is not None:
+            self._server.stop(5).wait()
+            self._server = None
+
+    def Export(self, request, context):
+        self.tries += 1
+        self.metadata = dict(context.invocation_metadata())
+        if self.delay:
+            time.sleep(self.delay)
+        if (code := self.refuse(request)) is not None:
+            context.abort(code, "refused on purpose")
+        self.requests.append(request)
+        return ExportTraceServiceResponse(
+            partial_success=ExportTracePartialSuccess(rejected_spans=self.rejected) if self.rejected else None
+        )
+
+
+class HttpCollector:
+    """An OTLP/HTTP server; `status` is what it answers."""
+
+    def __init__(self) -> None:
+        self.requests: list[ExportTraceServiceRequest] = []
+        self.metadata: dict[str, str] = {}
+        self.tries = 0
+        self.status = 200
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                collector.tries += 1
+                collector.metadata = {"path": self.path, **{key.lower(): value for key, value in self.headers.items()}}
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if collector.status == 200:
+                    collector.requests.append(ExportTraceServiceRequest.FromString(body))
+                self.send_response(collector.status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("localhost", 0), Handler)
+        self.endpoint = f"http://localhost:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        """Go away."""
+        self._server.shutdown()
+        self._server.server_close()
