@@ -60,12 +60,17 @@ class Backlog:
                 return Waiting(in_memory, 0, 0)
             return Waiting(in_memory + self._spool.spans, self._spool.spans, self._spool.bytes)
 
+    @property
+    def untold(self) -> int:
+        """Spans that were lost and that no span has told of."""
+        # What a lost batch would have told of has to be told again.
+        return self.lost + self._told + (self._spool.told if self._spool is not None else 0) - self._reported
+
     def take_untold(self) -> int:
-        """Return how many spans were lost that no span has told of; the caller's next one will."""
+        """Return `untold`; the caller's next span tells of them."""
         with self.changed:
-            # What a lost batch would have told of has to be told again.
-            lost = self.lost + self._told + (self._spool.told if self._spool is not None else 0)
-            untold, self._reported = lost - self._reported, lost
+            untold = self.untold
+            self._reported += untold
             return untold
 
     def put(self, batch: Encoded) -> None:

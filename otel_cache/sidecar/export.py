@@ -70,7 +70,7 @@ class ExportQueue:
         for span in spans:
             if not self._open:
                 self._open_since = time.monotonic()
-            self._open.append(self._tell(span) if span.name in EVIDENCE else span)
+            self._open.append(self._tell(span) if self._backlog.untold and span.name in EVIDENCE else span)
             if len(self._open) >= BATCH_SPANS:
                 self._seal()
 
@@ -95,8 +95,6 @@ class ExportQueue:
 
     def _tell(self, span: SpanData) -> SpanData:
         dropped = self._backlog.take_untold()
-        if not dropped:
-            return span
         self._told += dropped
         return replace(span, attributes={**span.attributes, names.EXPORT_DROPPED: dropped})
 

@@ -16,7 +16,8 @@ from otel_cache.sidecar.spans import SpanData
 
 TRACES = 65_536
 """Traces whose decision is remembered: for samplers that would not decide alike a second time."""
-_ALWAYS = tuple(sampler.get_description() for sampler in (ALWAYS_ON, DEFAULT_ON))
+_ALWAYS = ALWAYS_ON.get_description()
+_UNLESS_CALLER = DEFAULT_ON.get_description()
 _OF_STEPS = frozenset([names.STEP, names.EXECUTE])
 
 
@@ -33,11 +34,13 @@ class TraceSampler:
         """Read the environment."""
         self._sampler = TracerProvider(shutdown_on_exit=False).sampler
         self.description = self._sampler.get_description()
-        self.always = self.description in _ALWAYS
+        self.always = self.description in (_ALWAYS, _UNLESS_CALLER)
         self._decided: OrderedDict[int, bool] = OrderedDict()
 
     def keeps(self, span: SpanData) -> bool:
         """Return whether the trace of `span` goes out."""
+        if self.always:  # by far the most common: not a look-up for each span
+            return span.context.sampled is not False or self.description == _ALWAYS
         trace = span.context.trace_id
         decision = self._decided.get(trace)
         if decision is None:
