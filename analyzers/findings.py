@@ -14,7 +14,7 @@ Fix = Callable[[Settings, LookupResult], str]
 
 _REASONS_OF = {
     model.SHIFTED_BOUNDARY: ("speculation", "aligned_prompt", "shared_prefix", "held_prefix"),
-    model.ALIGNMENT: ("below_minimum", "inside_block", "grid"),
+    model.ALIGNMENT: ("below_minimum", "inside_block", "after_drop", "grid"),
     model.NOT_MATERIALIZED: ("never_registered",),
 }
 
@@ -81,7 +81,7 @@ def _finding(case: _Case, lookup: int) -> Finding:
     }
     which = f"{count} lookup{'s' if count > 1 else ''}"
     summary = f"{headline}: {counted(case.tokens)} in {which}"
-    cause = cause_of(case.cls, worst.lost, worst.needed_boundary, worst.groups, worst.reason)
+    cause = cause_of(case.cls, worst.lost, worst.needed_boundary, worst.groups, worst.reason, worst.facts)
     return Finding(rule, summary, evidence, fix(case.settings, worst), case.tokens, lookup, cause)
 
 

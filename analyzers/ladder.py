@@ -6,13 +6,15 @@ the prompts and the settings; the lookup's own result is compared at the end onl
 """
 
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from analyzers import model
-from analyzers.finders import agree, drop_unit, find, required_positions
+from analyzers.finders import agree, drop_unit, find
+from analyzers.missing import Missing, find_missing, state_class
 from analyzers.prompts import Prompt
-from analyzers.residency import Loss, Refusal, Residency
+from analyzers.residency import Loss, Residency, View
 from analyzers.settings import Group, Settings
 
 
@@ -25,97 +27,214 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Missing:
-    """A group without the state at the needed boundary, and what became of it."""
+class Coming:
+    """How far (tokens) a request that was at work registered a prompt afterwards, when (ns), and which request."""
 
-    group: Group
-    state: model.State
-    refusal: Refusal | None
-    loss: Loss | None
+    reached: int
+    time: int = 0
+    producer: str = ""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is known at a lookup.
+
+    Attributes:
+        limit: the longest hit that vLLM allowed, tokens.
+        seen: what earlier requests had of the prompt.
+        here: the replica's cache at the lookup.
+        fleet: all caches that could have held the prompt, `here` included, each with the prompt as it names it.
+        coming: takes a position (tokens); how far beyond it producers at work registered the prompt afterwards.
+        holes_elsewhere: evidence of another cache is missing, so what this one never had is not certain.
+        holes_later: evidence of some cache is missing, before or after, so what was still to come is not certain.
+
+    """
+
+    limit: int
+    seen: Seen
+    here: Residency
+    fleet: Sequence[View]
+    coming: Callable[[int], Coming]
+    holes_elsewhere: bool = False
+    holes_later: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """Tokens from `lower` to `upper` that were lost to `cls`, and what says so."""
+
+    cls: str
+    upper: int
+    lower: int
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Explained:
-    """The ladder of one lookup: `lost` sums to prompt minus `hit` of the prediction."""
+    """The ladder of one lookup: its steps lead from the prompt down to the predicted hit.
+
+    Attributes:
+        predicted: the hit that the evidence says, tokens.
+        needed: the boundary that every group had to have a state at.
+        steps: from the top.
+        missing: the groups without a state at `needed`.
+        intact: where the hit would have ended, had the cache lost nothing.
+        gone: the groups that lost what a hit at `intact` needed.
+        reason: what the grid has to do with it; names separated by commas.
+
+    """
 
     predicted: int
     needed: int
-    lost: dict[str, int]
+    steps: Sequence[Step]
     missing: Sequence[Missing]
+    intact: int
+    gone: Sequence[Missing] = ()
     reason: str = ""
-    held: int = 0
 
 
-def explain(
-    prompt: Prompt,
-    limit: int,
-    seen: Seen,
-    here: Residency,
-    fleet: Sequence[Residency],
-    coming: Callable[[int], int],
-) -> Explained:
-    """Walk down the ladder.
+class _Walk:
+    """The way down: where it has got to, and the steps so far."""
 
-    Args:
-        prompt: the lookup's tokens.
-        limit: the longest hit that vLLM allowed, tokens.
-        seen: what earlier requests had of it.
-        here: the replica's cache at the lookup.
-        fleet: all caches that could have held it, `here` included.
-        coming: how far beyond a position (tokens) producers that were at work then registered the prompt afterwards.
+    def __init__(self, top: int) -> None:
+        self.at = top
+        self.steps: list[Step] = []
+        self.reasons: list[str] = []
 
-    """
-    settings, chain = here.settings, prompt.chain
-    lost: dict[str, int] = {}
+    def down(self, cls: str, lower: int, **data: Any) -> None:
+        if self.at > lower:
+            self.steps.append(Step(cls, self.at, lower, data))
+            self.at = lower
 
-    def lose(cls: str, upper: int, lower: int) -> int:
-        if upper > lower:
-            lost[cls] = lost.get(cls, 0) + upper - lower
-        return min(upper, lower)
 
-    reasons: list[str] = []
-    at = lose(model.COLD, prompt.tokens, max(seen.any_key, seen.same_key))
-    at = lose(model.KEY_DIFFERENCE, at, seen.same_key)
-    grid = _last_boundary(settings, at, limit)
-    if grid == 0 < at:
-        reasons.append("below_minimum")
-        at = lose(model.ALIGNMENT, at, 0)
-    else:
-        at = lose(model.TAIL, at, grid)
+def explain(prompt: Prompt, scene: Scene) -> Explained:
+    """Walk down the ladder for `prompt`."""
+    here, chain, limit = scene.here, prompt.chain, scene.limit
+    settings = here.settings
+    walk = _Walk(prompt.tokens)
+    walk.down(model.COLD, max(scene.seen.any_key, scene.seen.same_key))
+    walk.down(model.KEY_DIFFERENCE, scene.seen.same_key)
+    grid = _last_boundary(settings, walk.at, limit)
+    if grid == 0 < walk.at:
+        walk.reasons.append("below_minimum")
+        walk.down(model.ALIGNMENT, 0)
+    walk.down(model.TAIL, grid)
 
-    registered = max((r.dense_prefix(chain, at, ever=True) for r in fleet), default=0)
-    if registered < at:
-        soon = max(registered, min(at, coming(registered)))
-        never = at - soon
-        # A dense block is registered at its end only; a shorter gap than a block is no missing registration.
-        block = max((group.block_size for group in settings.dense_groups), default=settings.hash_block)
-        if never:
-            inside = never < block and bool(settings.dense_groups)
-            reasons.append("inside_block" if inside else "never_registered")
-            at = lose(model.ALIGNMENT if inside else model.NOT_MATERIALIZED, at, soon)
-        at = lose(model.IN_FLIGHT, at, registered)
-
-    anywhere = max((r.dense_prefix(chain, at) for r in fleet), default=0)
-    local, once = here.dense_prefix(chain, at), here.dense_prefix(chain, at, ever=True)
-    at = lose(_loss_class(fleet, chain, anywhere), at, max(anywhere, local))
-    if local < at:
-        at = lose(model.HELD_ELSEWHERE, at, max(local, min(once, at)))
-        at = lose(_loss_class([here], chain, local), at, local)
-    held = at
+    once = here.dense_prefix(chain, walk.at, ever=True)
+    _registration(walk, scene)
+    registered = walk.at
+    local = here.dense_prefix(chain, walk.at)
+    _residence(walk, scene, chain, local, once)
 
     hashed = len(chain) * settings.hash_block
-    needed = min(at, agree(settings, lambda g, p: _dense_only(here, g, chain, p, hashed), limit, hashed))
-    dropped_to = _after_drop(settings, here, chain, limit, hashed)
-    at = lose(model.SPECULATIVE_DROP, at, max(needed, min(at, dropped_to)))
-    at = lose(model.ALIGNMENT, at, needed)
-    if needed < held and at == needed and model.ALIGNMENT in lost and "below_minimum" not in reasons:
-        reasons.append("grid")
 
-    predicted = min(at, agree(settings, lambda g, p: here.holds(g, chain, p), limit, hashed))
-    missing = [] if predicted >= needed else find_missing(here, chain, needed)
+    def dense_only(group: Group, position: int) -> bool:
+        return _dense_only(here, group, chain, position, hashed)
+
+    held = walk.at
+    needed = min(held, agree(settings, dense_only, limit, hashed))
+    walk.down(model.SPECULATIVE_DROP, max(needed, min(held, _after_drop(settings, dense_only, limit, hashed))))
+    if needed < walk.at:
+        undropped = min(held, agree(settings, dense_only, limit, hashed, drop=False))
+        walk.reasons.append("after_drop" if undropped > needed else "grid")
+    walk.down(model.ALIGNMENT, needed)
+
+    predicted = min(needed, agree(settings, lambda g, p: here.holds(g, chain, p), limit, hashed))
+    result = Explained(predicted, needed, walk.steps, [], max(needed, predicted))
     if predicted < needed:
-        lose(_state_class(missing), needed, predicted)
-    return Explained(predicted, needed, lost, missing, ",".join(dict.fromkeys(reasons)), held)
+        result.missing = find_missing(here, chain, needed)
+        result.intact = min(registered, agree(settings, lambda g, p: here.kept(g, chain, p), limit, hashed))
+        _states(walk, here, chain, result)
+    result.steps = _certain(walk.steps, scene, prompt.tokens, once)
+    result.reason = ",".join(dict.fromkeys(walk.reasons))
+    return result
+
+
+def _registration(walk: _Walk, scene: Scene) -> None:
+    """Step down to what had been registered anywhere before the lookup."""
+    at, settings = walk.at, scene.here.settings
+    registered = max((view.prefix(at, ever=True) for view in scene.fleet), default=0)
+    if registered >= at:
+        return
+    coming = scene.coming(registered)
+    soon = max(registered, min(at, coming.reached))
+    # A dense block is registered at its end only; a shorter gap than a block is no missing registration.
+    block = max((group.block_size for group in settings.dense_groups), default=settings.hash_block)
+    if scene.holes_later:
+        walk.down(model.UNKNOWN, registered)
+    elif at > soon:
+        inside = at - soon < block and bool(settings.dense_groups)
+        walk.reasons.append("inside_block" if inside else "never_registered")
+        walk.down(model.ALIGNMENT if inside else model.NOT_MATERIALIZED, soon)
+    walk.down(model.IN_FLIGHT, registered, producer=coming.producer, registered_at=coming.time)
+
+
+def _residence(walk: _Walk, scene: Scene, chain: "array[int]", local: int, once: int) -> None:
+    """Step down to what the dense groups of this replica hold."""
+    at = walk.at
+    anywhere = max((view.prefix(at) for view in scene.fleet), default=0)
+    up = max(anywhere, local)
+    if up < at:
+        # What this replica once had, it lost itself; what lies above, somebody else did.
+        others = [(view.residency, view.chain) for view in scene.fleet]
+        _lost(walk, others, up, min(at, max(up, once)))
+        _lost(walk, [(scene.here, chain)], up, up)
+    if local < walk.at:
+        holders = sorted({view.residency.replica for view in scene.fleet if view.prefix(walk.at) == min(walk.at, up)})
+        walk.down(model.HELD_ELSEWHERE, max(local, min(once, walk.at)), replicas=holders)
+        _lost(walk, [(scene.here, chain)], local, local)
+
+
+def _lost(walk: _Walk, caches: Sequence[tuple[Residency, "array[int]"]], position: int, lower: int) -> None:
+    """Step down to `lower` for what `caches` lost of the first dense block beyond `position`."""
+    if walk.at <= lower:
+        return
+    losses: list[tuple[Loss, Residency, int]] = []
+    for residency, chain in caches:
+        unit = residency.settings.hash_block
+        for group in residency.settings.dense_groups:
+            index = (position // group.block_size + 1) * group.block_size // unit - 1
+            if 0 <= index < len(chain) and (loss := residency.groups[group.index].lost.get(chain[index])):
+                losses.append((loss, residency, group.index))
+    reasons = {loss.reason for loss, _, _ in losses}
+    last = max(losses, key=lambda each: each[0].time, default=None)
+    data: dict[str, Any] = {"loss": last[0], "replica": last[1].replica} if last else {}
+    data["groups"] = sorted({group for _, residency, group in losses if last and residency is last[1]})
+    walk.down(model.RESET if reasons == {"reset"} else model.EVICTED, lower, **data)
+
+
+def _states(walk: _Walk, here: Residency, chain: "array[int]", result: Explained) -> None:
+    """Step down to the predicted hit: what became of the states at the boundary that was needed."""
+    cls = state_class(result.missing)
+    if result.intact > result.needed:
+        # The prefix was shortened by a loss: at the boundary before it, every group had had what a hit needed.
+        result.gone = find_missing(here, chain, result.intact)
+        sparse = [entry for entry in result.gone if not entry.group.dense]
+        cls = state_class(sparse) if sparse else _last_loss(walk.steps)
+    loss = next((entry.loss for entry in (*result.gone, *result.missing) if entry.loss), None)
+    walk.down(cls, result.predicted, **({"loss": loss, "replica": here.replica} if loss else {}))
+
+
+def _last_loss(steps: Sequence[Step]) -> str:
+    return next((step.cls for step in reversed(steps) if step.cls in (model.EVICTED, model.RESET)), model.EVICTED)
+
+
+def _certain(steps: Sequence[Step], scene: Scene, tokens: int, once: int) -> list[Step]:
+    """Return the steps, those `unknown` that evidence of another cache could have changed had it been there."""
+    if not scene.holes_elsewhere:
+        return list(steps)
+    whole = scene.seen.same_key >= tokens
+    found: list[Step] = []
+    for step in steps:
+        if step.lower >= once and whole and step.cls == model.TAIL:
+            found.append(step)
+            continue
+        middle = min(max(once, step.lower), step.upper)
+        if step.upper > middle:
+            found.append(Step(model.UNKNOWN, step.upper, middle))
+        if middle > step.lower:
+            found.append(Step(step.cls, middle, step.lower, step.data))
+    return found
 
 
 def _last_boundary(settings: Settings, seen: int, limit: int) -> int:
@@ -131,65 +250,14 @@ def _dense_only(here: Residency, group: Group, chain: "array[int]", position: in
     return position <= here.dense_prefix(chain, hashed)
 
 
-def _after_drop(settings: Settings, here: Residency, chain: "array[int]", limit: int, hashed: int) -> int:
+def _after_drop(settings: Settings, holds: Callable[[Group, int], bool], limit: int, hashed: int) -> int:
     """Return how far the groups that drop for speculation reach after the drop, before any alignment."""
     reach = limit
+    alone = len(settings.groups) == 1
     for group in settings.groups:
-        if group.drops and group.dense:
-            unit = drop_unit(settings, group)
-            alone = len(settings.groups) == 1
-            top = min(limit + unit, hashed) if settings.block_beyond and not alone else limit
-            matched = find(group, lambda p, g=group: here.holds(g, chain, p), top, False, settings.alignment).matched  # type: ignore[misc]
+        if group.drops and (group.dense or settings.dense_groups):
+            beyond = settings.block_beyond and not alone
+            top = min(limit + drop_unit(settings, group), hashed) if beyond else limit
+            matched = find(group, lambda p, g=group: holds(g, p), top, False, settings.alignment).matched  # type: ignore[misc]
             reach = min(reach, max(matched - min(settings.alignment, group.block_size), 0))
     return reach
-
-
-def _loss_class(residencies: Sequence[Residency], chain: "array[int]", position: int) -> str:
-    """Return whether the first dense block beyond `position` was evicted or went with a reset."""
-    reasons = set()
-    for residency in residencies:
-        for group in residency.settings.dense_groups:
-            index = (position // group.block_size + 1) * group.block_size // residency.settings.hash_block - 1
-            if 0 <= index < len(chain) and (loss := residency.groups[group.index].lost.get(chain[index])):
-                reasons.add(loss.reason)
-    return model.RESET if reasons == {"reset"} else model.EVICTED
-
-
-def find_missing(here: Residency, chain: "array[int]", boundary: int) -> list[Missing]:
-    """Return the groups that lack a state that a hit at `boundary` needs, and what became of it."""
-    unit = here.settings.hash_block
-    found = []
-    for group in here.settings.sparse_groups:
-        residency = here.groups[group.index]
-        lacking = [
-            chain[p // unit - 1] if p // unit <= len(chain) else 0
-            for p in required_positions(group, boundary)
-            if not here.holds(group, chain, p)
-        ]
-        if not lacking:
-            continue
-        # Of a run of blocks the one closest to the boundary speaks for all.
-        lacking.reverse()
-        refusals = [r for identity in lacking if (r := residency.refused.get(identity))]
-        never = next((r for r in refusals if r.state == "not_materialized"), None)
-        masked = next((r for r in refusals if r.state == "masked"), None)
-        loss = next((x for identity in lacking if (x := residency.lost.get(identity))), None)
-        if never or not (masked or loss):
-            found.append(Missing(group, "not_materialized", never, None))
-        elif masked:
-            found.append(Missing(group, "masked", masked, None))
-        else:
-            found.append(Missing(group, "evicted", None, loss))
-    return found
-
-
-def _state_class(missing: Sequence[Missing]) -> str:
-    """Return the class of a loss to the groups that lack the state: the deepest cause of any of them."""
-    states = {entry.state for entry in missing}
-    if "not_materialized" in states:
-        return model.NOT_MATERIALIZED
-    if "masked" in states:
-        return model.SHIFTED_BOUNDARY
-    if any(entry.loss and entry.loss.reason == "reset" for entry in missing):
-        return model.RESET
-    return model.CHECKPOINT_EVICTED if states else model.ALIGNMENT

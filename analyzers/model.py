@@ -21,14 +21,20 @@ SHIFTED_BOUNDARY = "shifted_boundary"
 CHECKPOINT_EVICTED = "checkpoint_evicted"
 DISCARDED = "discarded_after_lookup"
 SKIPPED = "skipped"
+EXTERNAL = "external_hit"
 UNEXPLAINED = "unexplained"
 UNKNOWN = "unknown"
 
 CLASSES = (
     COLD, KEY_DIFFERENCE, TAIL, IN_FLIGHT, EVICTED, RESET, HELD_ELSEWHERE, SPECULATIVE_DROP, ALIGNMENT,
-    NOT_MATERIALIZED, SHIFTED_BOUNDARY, CHECKPOINT_EVICTED, DISCARDED, SKIPPED, UNEXPLAINED, UNKNOWN,
+    NOT_MATERIALIZED, SHIFTED_BOUNDARY, CHECKPOINT_EVICTED, DISCARDED, SKIPPED, EXTERNAL, UNEXPLAINED, UNKNOWN,
 )  # fmt: skip
 BY_DESIGN = frozenset({COLD, TAIL, SPECULATIVE_DROP})
+SERVED = frozenset({EXTERNAL})
+"""Tokens that the lookup did not hit and that need not be computed all the same."""
+
+FUNNEL = ("prompt", "seen_before", "held_somewhere", "held_here", "agreed", "served")
+"""What is left of the prompts, in tokens, stage by stage."""
 
 State = Literal["stored", "masked", "not_materialized", "evicted", "unknown"]
 
@@ -124,6 +130,7 @@ class GroupState:
         chunk_end: end of the chunk that ran over the needed boundary, where the state was not stored; else None.
         wanted: the positions that the retention mask asked for in the request that computed the boundary.
         unmade: those of `wanted` where no chunk ended, so that nothing was stored for them.
+        chunk_start: start of the chunk that `chunk_end` is the end of: no chunk ended between them.
 
     """
 
@@ -138,6 +145,20 @@ class GroupState:
     chunk_end: int | None = None
     wanted: Sequence[int] = ()
     unmade: Sequence[int] = ()
+    chunk_start: int | None = None
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What the evidence says of a loss of `tokens` to the class `cls`; `data` depends on the class.
+
+    `data["also"]` is true where it is another cause that would explain the loss as well.
+    """
+
+    cls: str
+    tokens: int
+    says: str
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -155,6 +176,13 @@ class LookupResult:
         reason: what shifted the boundary, or why the alignment lost it; "" where there is nothing to say.
         cause: one sentence on the largest avoidable loss, "" where nothing avoidable was lost.
         producer: the request that had computed the needed boundary; None where there was none.
+        intact_boundary: where the hit would have ended, had this replica lost nothing; None: not known.
+        facts: what the evidence says of each loss.
+        funnel: tokens at each stage of `FUNNEL`; None: not known.
+        best_hit_tokens: the longest hit on any replica at that moment; None where there is one replica only.
+        best_replicas: those that would have given it.
+        previous_turn_hit_tokens: hit on the replica that had the prompt which this one goes on from; None: no such.
+        family: the request id of the first request of its family, "" until it is known.
 
     """
 
@@ -173,6 +201,18 @@ class LookupResult:
     reason: str = ""
     cause: str = ""
     producer: str | None = None
+    intact_boundary: int | None = None
+    facts: Sequence[Fact] = ()
+    funnel: Sequence[int] | None = None
+    best_hit_tokens: int | None = None
+    best_replicas: Sequence[str] = ()
+    previous_turn_hit_tokens: int | None = None
+    family: str = ""
+
+    @property
+    def regret_tokens(self) -> int:
+        """What the best replica would have hit more."""
+        return max(0, (self.best_hit_tokens or 0) - self.hit_tokens)
 
 
 @dataclass(frozen=True)

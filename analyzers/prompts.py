@@ -21,9 +21,13 @@ def identities(values: bytes, key: bytes) -> "array[int]":
     found = array("Q")
     found.frombytes(values[: len(values) // FINGERPRINT_BYTES * FINGERPRINT_BYTES])
     if key:
-        mix = int.from_bytes(key[:FINGERPRINT_BYTES].ljust(FINGERPRINT_BYTES, b"\0"), "little")
+        mix = _mix(key)
         return array("Q", (identity ^ mix for identity in found))
     return found
+
+
+def _mix(key: bytes) -> int:
+    return int.from_bytes(key[:FINGERPRINT_BYTES].ljust(FINGERPRINT_BYTES, b"\0"), "little") if key else 0
 
 
 @dataclass
@@ -44,6 +48,11 @@ class Prompt:
     tokens: int
     whole: int
     key: bytes
+
+    @property
+    def mix(self) -> int:
+        """What the key does to every identity, by exclusive or; 0 without a key."""
+        return _mix(self.key)
 
 
 class PromptBook:
@@ -104,6 +113,12 @@ def marks_of(prompt: Prompt, settings: Settings) -> Iterator[tuple[int, int]]:
     yield from prompt.marks
     if prompt.whole != UNKNOWN:
         yield prompt.tokens, prompt.whole
+
+
+def plain_marks(row: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return (position, identity) of the tokens alone, where multimodal items make the other fingerprints differ."""
+    values = identities(row["plain"] or b"", b"")
+    return list(zip(common_grid(row["hit_tokens"], row["prompt_tokens"]), values, strict=False))
 
 
 def common_prefix(one: "array[int]", other: "array[int]") -> int:

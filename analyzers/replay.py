@@ -1,21 +1,38 @@
 """Replays a capture event by event, all replicas in time, and explains every lookup at its moment."""
 
-import heapq
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from analyzers import model
-from analyzers.ladder import Explained, Seen, explain
-from analyzers.prompts import UNKNOWN, Prompt, PromptBook, common_prefix, contains, marks_of
-from analyzers.residency import Loss, Residency
+from analyzers.events import Event, Holes, events_of, successors
+from analyzers.finders import agree
+from analyzers.ladder import Explained, Scene, Seen, explain
+from analyzers.producers import Producers
+from analyzers.prompts import UNKNOWN, Prompt, PromptBook, contains, last_mark, marks_of, plain_marks
+from analyzers.residency import Loss, Residency, View
 from analyzers.seen import SeenPrefixes
 from analyzers.settings import Settings, read_settings
-from otel_cache.semconv.positions import parse_positions
 
-Event = tuple[int, int, str, dict[str, Any]]
-"""Time (ns), life, `lookup`, `store` or `evict`, and the row."""
+Name = tuple[int, str]
+"""A request: the life that it was sent to, and its id there."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What other replicas would have given a lookup at its moment, in tokens.
+
+    Attributes:
+        best: the longest hit on any replica, this one included.
+        replicas: those that would have given it, by name.
+        previous_turn: hit on the replica that had the previous turn of the conversation; None: there was none.
+
+    """
+
+    best: int
+    replicas: Sequence[str]
+    previous_turn: int | None
 
 
 @dataclass(frozen=True)
@@ -28,7 +45,9 @@ class Replayed:
         explained: its ladder; None where the evidence has holes and nothing can be said.
         relative: index (into the replayed lookups) of the latest earlier lookup that shares the longest prefix.
         shared: tokens of that prefix.
+        other_key: index of a lookup that shares the longest prefix under whatever key.
         holds_producer: whether its prompt contains all that is named of the one whose request refused the boundary.
+        elsewhere: what other replicas would have given it; None where nothing can be said.
 
     """
 
@@ -39,7 +58,10 @@ class Replayed:
     explained: Explained | None
     relative: int | None
     shared: int
+    other_key: int | None
     holds_producer: bool
+    producer_tokens: int
+    elsewhere: Elsewhere | None
 
 
 @dataclass(frozen=True)
@@ -62,136 +84,101 @@ class Replay:
     def __init__(self, capture: model.Capture) -> None:
         self._capture = capture
         self.settings = [read_settings(life.attributes, f"replica {life.replica}") for life in capture.lives]
-        self._caches = [Residency(settings) for settings in self.settings]
+        self.caches = [
+            Residency(settings, life.replica) for settings, life in zip(self.settings, capture.lives, strict=True)
+        ]
+        self._kinds = [_kind(settings) for settings in self.settings]
         self._books: dict[tuple[str, int, int], PromptBook] = {}
         self._seen = SeenPrefixes()
         self._plain = SeenPrefixes()
-        self._lookup_of: dict[int, int] = {}
-        self._latest_lookup: dict[tuple[int, str], int] = {}
-        self._keyed = any(row for row in capture.lookups["key"].to_list())
-        self._prompts: dict[tuple[int, str], Prompt] = {}
-        self._first_seen: dict[tuple[int, str], int] = {}
-        self._holes = [False for _ in capture.lives]
-        self._gaps: list[list[int]] = [[] for _ in capture.lives]
-        self._progress: dict[tuple[int, str], list[tuple[int, list[range]]]] = {}
-        self._ends: dict[int, list[int]] = {}
-        self.missing = 0
+        # Replicas whose fingerprints do not compare meet on the common grid; each kind remembers its own.
+        self._seen_by: dict[tuple[str, int, int], SeenPrefixes] = {}
+        self._mixed = len(set(self._kinds)) > 1
+        self._lookup_of: list[int] = []
+        self._latest_lookup: dict[Name, int] = {}
+        self._keyed = any(row for column in ("key", "plain") for row in capture.lookups[column].to_list())
+        self._prompts: dict[Name, Prompt] = {}
         self.replayed: list[Replayed] = []
+        self.missing = 0
 
     def run(self) -> list[Replayed]:
         """Replay everything; return the lookups in order."""
-        events = list(self._events())
-        self._foresee(events)
-        self._successors(events)
-        for time, life, kind, row in events:
-            for predecessor in self._ends.pop(life, ()):
-                self._caches[predecessor].end(Loss(time, "", "reset"))
-            self._check_holes(life, row)
-            if kind == "lookup":
-                self._lookup(time, life, row)
-            elif kind == "store":
-                self._store(time, life, row)
+        events = list(events_of(self._capture))
+        self._holes = Holes(self._capture, events)
+        self._producers = Producers(events, self.settings)
+        self.missing = self._holes.missing
+        ends = successors(self._capture, events)
+        for event in events:
+            for predecessor in ends.pop(event.life, ()):
+                self.caches[predecessor].end(Loss(event.time, "", "reset"))
+                self.caches[predecessor].over = True
+            self._holes.pass_by(event)
+            if event.kind == "lookup":
+                self._lookup(event)
+            elif event.kind == "store":
+                self._store(event)
             else:
-                self._caches[life].evict(row)
+                self.caches[event.life].evict(event.row)
         return self.replayed
 
-    def _events(self) -> Iterator[Event]:
-        """Yield (time, life, kind, row), each life in the order of its records, the lives merged by time."""
-        frames = {"lookup": self._capture.lookups, "store": self._capture.stores, "evict": self._capture.evicts}
-        lives: list[list[tuple[int, int, str, dict[str, Any]]]] = [[] for _ in self._capture.lives]
-        for kind, frame in frames.items():
-            for row in frame.to_dicts():
-                lives[row["life"]].append((row["start"], row["sequence"], kind, row))
-        streams = []
-        for life, events in enumerate(lives):
-            events.sort(key=lambda event: event[1])
-            latest = 0
-            ordered = []
-            for time, sequence, kind, row in events:
-                latest = max(latest, time)  # a life's own order counts for more than its clock
-                ordered.append((latest, life, sequence, kind, row))
-            streams.append(ordered)
-        for time, life, _, kind, row in heapq.merge(*streams, key=lambda event: event[:3]):
-            yield time, life, kind, row
-
-    def _check_holes(self, life: int, row: Mapping[str, Any]) -> None:
-        if row["missing"]:
-            self.missing += row["missing"]
-            self._holes[life] = True
-        while self._gaps[life] and self._gaps[life][0] <= row["sequence"]:
-            self._gaps[life].pop(0)
-            self._holes[life] = True
-
-    def _foresee(self, events: Sequence[Event]) -> None:
-        """Note what the replay has to know in advance: where spans are missing, and how far producers got."""
-        numbers: dict[int, dict[int, int]] = {}
-        for time, life, kind, row in events:
-            if row["number"] is not None:
-                numbers.setdefault(life, {})[row["number"]] = row["sequence"]
-            if kind == "store":
-                runs = self._registered(self.settings[life], row)
-                if runs:
-                    self._progress.setdefault((life, row["request_id"]), []).append((time, runs))
-        for life, known in numbers.items():
-            self.missing += max(known) + 1 - len(known)
-            self._gaps[life] = gaps(known)
-
-    def _successors(self, events: Sequence[Event]) -> None:
-        """Note which lives are over when another of the same replica begins: what they held went with them.
-
-        Lives that overlap in time are replicas that share a name, not one after the other.
-        """
-        spans: dict[int, tuple[int, int]] = {}
-        for time, life, _, _ in events:
-            spans[life] = (spans.get(life, (time, time))[0], time)
-        for life, (begin, _) in spans.items():
-            replica = self._capture.lives[life].replica
-            self._ends[life] = [
-                other
-                for other, (_, end) in spans.items()
-                if other != life and self._capture.lives[other].replica == replica and end < begin
-            ]
-
-    def _registered(self, settings: Settings, row: Mapping[str, Any]) -> list[range]:
-        """Return the positions that a store row registers in a dense group, or computes where there is none."""
-        dense = settings.dense_groups
-        if dense and row["group"] != dense[0].index:
-            return []
-        columns = ("stored",) if dense else ("stored", "masked", "not_materialized")
-        return [run for column in columns for run in parse_positions(row[column])]
-
-    def _book(self, settings: Settings) -> PromptBook:
-        key = (settings.fingerprint_key_id, settings.hash_block, settings.lookahead)
-        return self._books.setdefault(key, PromptBook())
-
-    def _lookup(self, time: int, life: int, row: Mapping[str, Any]) -> None:
+    def _lookup(self, event: Event) -> None:
+        life, row = event.life, event.row
         settings = self.settings[life]
-        prompt = self._book(settings).read(settings, row)
+        prompt = self._book(life).read(settings, row)
         name = (life, row["request_id"])
-        self._first_seen.setdefault(name, time)
-        seen, relative = self._seen_of(settings, prompt, name)
-        explained = None
+        self._producers.begin(name, event.time)
+        seen, relative, other_key = self._seen_of(settings, prompt, row, name)
+        explained, elsewhere = None, None
         named = prompt.whole != UNKNOWN and UNKNOWN not in prompt.chain
-        if named and settings.predictable and not self._holes[life] and settings.prefix_caching:
-            explained = explain(
-                prompt,
-                row["max_hit_tokens"],
-                seen,
-                self._caches[life],
-                [cache for cache in self._caches if _comparable(cache.settings, settings)],
-                lambda after: self._coming(prompt.chain, settings, after, time, name),
+        if named and settings.predictable and not self._holes.by_now(life) and settings.prefix_caching:
+            fleet = self._fleet(life, prompt, name)
+            others = [other for other, kind in enumerate(self._kinds) if kind[0] == self._kinds[life][0]]
+            scene = Scene(
+                limit=row["max_hit_tokens"],
+                seen=seen,
+                here=self.caches[life],
+                fleet=fleet,
+                coming=lambda after: self._producers.coming(
+                    prompt.chain, self._comparable(life), after, event.time, name, self._prompts
+                ),
+                holes_elsewhere=any(self._holes.by_now(other) for other in others if other != life),
+                holes_later=any(self._holes.ever(other) for other in others),
             )
-        needed = explained.needed if explained else row["hit_tokens"]
-        snapshot = self._snapshot(life, prompt.chain, needed, explained)
-        producer = next((e.refusal.request for e in explained.missing if e.refusal), None) if explained else None
-        whole = producer is not None and contains(prompt, self._prompts[life, producer])
-        self.replayed.append(Replayed(row, settings, prompt, snapshot, explained, relative, seen.same_key, whole))
+            explained = explain(prompt, scene)
+            turn = self._previous_turn(prompt, relative, seen.same_key)
+            elsewhere = self._elsewhere(row, fleet, turn, life)
+        self._append(event, prompt, explained, (relative, seen.same_key, other_key), elsewhere)
+        if row["admitted"]:
+            self.caches[life].use(prompt.chain, row["hit_tokens"], event.time)
         self._prompts[name] = prompt
         self._latest_lookup[name] = len(self.replayed) - 1
-        self._remember(prompt, name, 0)
+        self._remember(prompt, name, 0, plain_marks(row))
+
+    def _append(
+        self,
+        event: Event,
+        prompt: Prompt,
+        explained: Explained | None,
+        known: tuple[int | None, int, int | None],
+        elsewhere: Elsewhere | None,
+    ) -> None:
+        life, row = event.life, event.row
+        relative, shared, other_key = known
+        snapshot = self._snapshot(life, prompt.chain, explained.needed if explained else row["hit_tokens"], explained)
+        producer = next((e.refusal.request for e in explained.missing if e.refusal), None) if explained else None
+        whole, tokens = False, 0
+        if producer is not None:
+            whole = contains(prompt, self._prompts[life, producer])
+            tokens = self._prompts[life, producer].tokens
+        self.replayed.append(
+            Replayed(
+                row, self.settings[life], prompt, snapshot, explained, relative, shared, other_key, whole, tokens,
+                elsewhere,
+            )
+        )  # fmt: skip
 
     def _snapshot(self, life: int, chain: "array[int]", needed: int, explained: Explained | None) -> Snapshot:
-        cache = self._caches[life]
+        cache = self.caches[life]
         groups = cache.settings.groups
         wanted: dict[int, Sequence[int]] = {}
         unmade: dict[int, Sequence[int]] = {}
@@ -207,84 +194,113 @@ class Replay:
             unmade,
         )
 
-    def _store(self, time: int, life: int, row: Mapping[str, Any]) -> None:
+    def _store(self, event: Event) -> None:
+        life, row = event.life, event.row
         settings = self.settings[life]
         name = (life, row["request_id"])
         prompt = self._prompts.get(name)
         if prompt is None:
             prompt = self._prompts[name] = Prompt(array("Q"), [], 0, UNKNOWN, b"")
         if row["values"]:
-            begin = self._book(settings).extend(prompt, settings, row["first"], row["values"])
+            begin = self._book(life).extend(prompt, settings, row["first"], row["values"])
             self._remember(Prompt(prompt.chain, [], 0, UNKNOWN, prompt.key), name, begin)
         if 0 <= row["group"] < len(settings.groups):
-            self._caches[life].store(row, prompt.chain)
+            self.caches[life].store(row, prompt.chain)
 
-    def _seen_of(self, settings: Settings, prompt: Prompt, name: tuple[int, str]) -> tuple[Seen, int | None]:
+    def _seen_of(
+        self, settings: Settings, prompt: Prompt, row: Mapping[str, Any], name: Name
+    ) -> tuple[Seen, int | None, int | None]:
         same = other = 0
-        relative = None
-        mix = int.from_bytes(prompt.key, "little") if prompt.key else 0
+        relative = other_key = None
+        mix = prompt.mix
         for end, identity in marks_of(prompt, settings):
             if end > same and (index := self._seen.find(identity, name)) is not None:
-                same, relative = end, self._lookup_of.get(index)
-            if self._keyed and end > other and self._plain.find(identity ^ mix, name) is not None:
-                other = end
-        return Seen(min(same, prompt.tokens), min(max(same, other), prompt.tokens)), relative
+                same, relative = end, self._lookup_of[index]
+            if self._keyed and end > other and (index := self._plain.find(identity ^ mix, name)) is not None:
+                other, other_key = end, self._lookup_of[index]
+        for end, identity in plain_marks(row):
+            if end > other and (index := self._plain.find(identity, name)) is not None:
+                other, other_key = end, self._lookup_of[index]
+        return Seen(min(same, prompt.tokens), min(max(same, other), prompt.tokens)), relative, other_key
 
-    def _remember(self, prompt: Prompt, name: tuple[int, str], begin: int) -> None:
+    def _remember(self, prompt: Prompt, name: Name, begin: int, plain: Iterable[tuple[int, int]] = ()) -> None:
         """Note the prefixes of `prompt` from entry `begin` of its chain on, as those of the latest lookup of `name`."""
         index = self._seen.begin(name)
-        self._lookup_of[index] = self._latest_lookup.get(name, len(self.replayed) - 1)
-        self._latest_lookup[name] = self._lookup_of[index]
-        mix = int.from_bytes(prompt.key, "little") if prompt.key else 0
+        self._plain.begin(name)
+        self._latest_lookup.setdefault(name, len(self.replayed) - 1)
+        self._lookup_of.append(self._latest_lookup[name])
         known = array("Q", prompt.chain[begin:])
         known.extend(identity for _, identity in prompt.marks)
         if prompt.whole != UNKNOWN:
             known.append(prompt.whole)
         self._seen.add(known, index)
         if self._keyed:
-            self._plain.add((identity ^ mix for identity in known), self._plain.begin(name))
+            self._plain.add((identity ^ prompt.mix for identity in known), index)
+            self._plain.add((identity for _, identity in plain), index)
+        if self._mixed:
+            seen = self._seen_by.setdefault(self._kinds[name[0]], SeenPrefixes(self._seen))
+            seen.add((identity for _, identity in prompt.marks), index)
 
-    def _coming(self, chain: "array[int]", settings: Settings, after: int, time: int, name: tuple[int, str]) -> int:
-        """Return how far producers that were at work at `time` registered `chain` afterwards, in tokens."""
-        reached = after
-        for producer, progress in self._progress.items():
-            if producer == name or progress[-1][0] <= time or self._first_seen.get(producer, time + 1) > time:
+    def _comparable(self, life: int) -> frozenset[int]:
+        return frozenset(other for other, kind in enumerate(self._kinds) if kind == self._kinds[life])
+
+    def _fleet(self, life: int, prompt: Prompt, name: Name) -> list[View]:
+        """Return every cache that could hold the prompt, as a view of it."""
+        whole = prompt.tokens
+        views = [View(self.caches[other], prompt.chain, whole) for other in sorted(self._comparable(life))]
+        for kind, seen in self._seen_by.items() if self._mixed else ():
+            if kind != self._kinds[life] and kind[0] == self._kinds[life][0]:
+                shared, index = 0, None
+                for end, identity in prompt.marks:
+                    if (found := seen.find(identity, name)) is not None:
+                        shared, index = end, found
+                if index is not None:
+                    other_life, other_request = seen.owner(index)
+                    views.append(View(self.caches[other_life], self._prompts[other_life, other_request].chain, shared))
+        return views
+
+    def _previous_turn(self, prompt: Prompt, relative: int | None, shared: int) -> int | None:
+        """Return the life that had the prompt which this one goes on from; None where it goes on from none."""
+        if relative is None:
+            return None
+        before = self.replayed[relative]
+        longer = prompt.tokens > before.prompt.tokens and shared >= last_mark(before.prompt, before.settings)
+        return int(before.row["life"]) if longer else None
+
+    def _elsewhere(
+        self, row: Mapping[str, Any], fleet: Sequence[View], turn: int | None, life: int
+    ) -> Elsewhere | None:
+        """Return what the other replicas would have given; None where there are none."""
+        if len(self.caches) == 1:
+            return None
+        limit, best = row["max_hit_tokens"], row["hit_tokens"]
+        names = [self._capture.lives[life].replica]
+        previous = row["hit_tokens"] if turn == life else None if turn is None else 0
+        for view in fleet:
+            residency = view.residency
+            if residency is self.caches[life] or residency.over or not view.prefix(limit):
                 continue
-            prompt = self._prompts[producer]
-            if _comparable(self.settings[producer[0]], settings):
-                shared = common_prefix(chain, prompt.chain) * settings.hash_block
-                reached = max([reached, *(last_within(run, shared) for _, runs in progress for run in runs)])
-        return reached
+            hit = hit_on(view, limit)
+            if turn is not None and residency is self.caches[turn]:
+                previous = hit
+            if hit > best:
+                best, names = hit, [residency.replica]
+            elif hit == best:
+                names.append(residency.replica)
+        return Elsewhere(best, sorted(names), previous)
+
+    def _book(self, life: int) -> PromptBook:
+        return self._books.setdefault(self._kinds[life], PromptBook())
 
 
-def last_within(run: range, limit: int) -> int:
-    """Return the last position of an ascending `run` that is at most `limit`; 0: there is none."""
-    count = (min(limit, run[-1]) - run.start) // run.step
-    return run[count] if count >= 0 else 0
+def hit_on(view: View, limit: int) -> int:
+    """Return the hit that the replica of `view` would give the prompt, in tokens."""
+    settings, residency = view.residency.settings, view.residency
+    hashed = len(view.chain) * settings.hash_block
+    top = min(limit, view.shared)
+    return min(top, agree(settings, lambda g, p: residency.holds(g, view.chain, p), top, hashed))
 
 
-def gaps(known: Mapping[int, int]) -> list[int]:
-    """Return the sequence numbers from which on evidence is missing, ascending.
-
-    Args:
-        known: sequence number of each evidence number that the capture has. Spans are numbered as they are written,
-            a lookup when its outcome is known, so a lost one may be older than its neighbours: the earliest of the
-            64 before it counts.
-
-    """
-    order = sorted(known)
-    starts = [-1] if order and order[0] > 0 else []
-    starts += [
-        min(known[number] for number in order[max(0, index - 64) : index])
-        for index in range(1, len(order))
-        if order[index] != order[index - 1] + 1
-    ]
-    return sorted(starts)
-
-
-def _comparable(one: Settings, other: Settings) -> bool:
-    return (one.fingerprint_key_id, one.hash_block, one.lookahead) == (
-        other.fingerprint_key_id,
-        other.hash_block,
-        other.lookahead,
-    )
+def _kind(settings: Settings) -> tuple[str, int, int]:
+    """Return what two replicas must have in common for their fingerprints to compare."""
+    return (settings.fingerprint_key_id, settings.hash_block, settings.lookahead)

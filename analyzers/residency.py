@@ -15,20 +15,28 @@ from otel_cache.semconv.positions import parse_positions
 
 @dataclass(frozen=True)
 class Refusal:
-    """A boundary whose state a request did not leave: `masked` (computed, refused) or `not_materialized`."""
+    """A boundary whose state a request did not leave: `masked` (computed, refused) or `not_materialized`.
+
+    The chunk that ran over it, or ended there, went from `chunk_start` to `chunk_end` (tokens; None: not known).
+    """
 
     request: str
     state: State
+    chunk_start: int | None
     chunk_end: int | None
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A key that left the cache: when (ns), by which request's allocation, `allocation`, `replaced` or `reset`."""
+    """A key that left the cache: when (ns), by which request's allocation, `allocation`, `replaced` or `reset`.
+
+    `used` is when (ns) a request last stored it or hit it; 0: not known.
+    """
 
     time: int
     evictor: str
     reason: str
+    used: int = 0
 
 
 @dataclass
@@ -49,10 +57,13 @@ class GroupResidency:
 class Residency:
     """The cache of one life, replayed event by event."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, replica: str = "") -> None:
         self.settings = settings
+        self.replica = replica
         self.groups = [GroupResidency() for _ in settings.groups]
         self.computed: set[int] = set()
+        self.over = False
+        self._used: dict[int, int] = {}
 
     def store(self, row: Mapping[str, Any], chain: "array[int]") -> None:
         """Apply a row of `Capture.stores`."""
@@ -61,6 +72,7 @@ class Residency:
         stored = [identity for _, identity in self._named(row["stored"], chain)]
         group.held.update(stored)
         group.ever.update(stored)
+        self._used.update(dict.fromkeys(stored, row["start"]))
         for identity in stored:
             group.refused.pop(identity, None)
             group.lost.pop(identity, None)
@@ -82,19 +94,24 @@ class Residency:
         if not 0 <= row["group"] < len(self.groups):
             return
         group = self.groups[row["group"]]
-        loss = Loss(row["start"], row["evictor_request_id"] or "", row["reason"] or "allocation")
+        cause = (row["start"], row["evictor_request_id"] or "", row["reason"] or "allocation")
         values, keys = row["fingerprints"], row["keys"]
         for start in range(0, len(values), FINGERPRINT_BYTES):
             end = start + FINGERPRINT_BYTES
             identity = identities(values[start:end], keys[start:end])[0]
             group.held.discard(identity)
             if identity in group.ever:
-                group.lost[identity] = loss
+                group.lost[identity] = Loss(*cause, self._used.get(identity, 0))
+
+    def use(self, chain: "array[int]", tokens: int, time: int) -> None:
+        """Note that a request hit the first `tokens` of `chain` at `time` (ns)."""
+        self._used.update(dict.fromkeys(chain[: tokens // self.settings.hash_block], time))
 
     def end(self, loss: Loss) -> None:
         """Drop everything: the cache was cleared, or this life is over."""
         for group in self.groups:
-            group.lost.update(dict.fromkeys(group.held, loss))
+            for identity in group.held:
+                group.lost[identity] = Loss(loss.time, loss.evictor, loss.reason, self._used.get(identity, 0))
             group.held.clear()
 
     def dense_prefix(self, chain: "array[int]", limit: int, ever: bool = False) -> int:
@@ -104,17 +121,43 @@ class Residency:
         """
         if not self.settings.dense_groups:
             return self._longest(lambda identity: identity in self.computed, chain, limit)
-        # A block that is held beyond `limit` holds the tokens before it too, so the whole chain is looked at.
-        whole = len(chain) * self.settings.hash_block
-        held = (
-            find(group, self._test(group, chain, ever), whole, False, self.settings.alignment).matched
-            for group in self.settings.dense_groups
-        )
-        return min(limit, *held)
+        return min([limit, *(self._dense(group, chain, limit, ever) for group in self.settings.dense_groups)])
+
+    def _dense(self, group: Group, chain: "array[int]", limit: int, ever: bool) -> int:
+        # A block that is held beyond `limit` holds the tokens before it too, so it is looked at as well.
+        unit, block = self.settings.hash_block, group.block_size
+        step = block // unit
+        residency = self.groups[group.index]
+        members = residency.ever if ever else residency.held
+        last = min(len(chain), -(-limit // block) * step)
+        blocks = 0
+        for index in range(step - 1, last, step):
+            if chain[index] not in members:
+                break
+            blocks += 1
+        length = blocks * block
+        if self.settings.alignment < block and length < limit:
+            whole = len(chain) * unit
+            length = find(group, self._test(group, chain, ever), whole, False, self.settings.alignment).matched
+        return length
 
     def holds(self, group: Group, chain: "array[int]", position: int) -> bool:
         """Whether `group` has a key for the prefix of `chain` that ends at `position`."""
         return self._test(group, chain, False)(position)
+
+    def kept(self, group: Group, chain: "array[int]", position: int) -> bool:
+        """Whether `group` would have that key, had it lost none to an eviction or a reset."""
+        if self.holds(group, chain, position):
+            return True
+        loss = self._loss(group, chain, position)
+        return loss is not None and loss.reason != "replaced"
+
+    def _loss(self, group: Group, chain: "array[int]", position: int) -> Loss | None:
+        unit = self.settings.hash_block
+        index = position // unit - 1
+        if position % unit or not 0 <= index < len(chain):
+            return None
+        return self.groups[group.index].lost.get(chain[index])
 
     def stored_below(self, group: Group, chain: "array[int]", position: int) -> int | None:
         """Return the deepest position at or below `position` that `group` holds; None: there is none."""
@@ -147,7 +190,7 @@ class Residency:
 
     def _refuse(self, row: Mapping[str, Any], chain: "array[int]", group: GroupResidency) -> None:
         for column, state in (("masked", "masked"), ("not_materialized", "not_materialized")):
-            refusal = Refusal(row["request_id"], state, row["chunk_end"])  # type: ignore[arg-type]
+            refusal = Refusal(row["request_id"], state, row["chunk_start"], row["chunk_end"])  # type: ignore[arg-type]
             for _, identity in self._named(row[column], chain):
                 known = group.refused.get(identity)
                 # A state that was computed once and refused says more than one that another request never made.
@@ -161,3 +204,16 @@ class Residency:
                 index = position // unit - 1
                 if 0 <= index < len(chain) and position % unit == 0 and chain[index] != UNKNOWN:
                     yield position, chain[index]
+
+
+@dataclass(frozen=True)
+class View:
+    """A cache, and a prompt as that replica names it: its first `shared` tokens are those of the prompt looked up."""
+
+    residency: Residency
+    chain: "array[int]"
+    shared: int
+
+    def prefix(self, limit: int, ever: bool = False) -> int:
+        """Return how much of the prompt the cache's dense groups hold (or ever held), at most `limit` tokens."""
+        return self.residency.dense_prefix(self.chain, min(limit, self.shared), ever)

@@ -1,10 +1,12 @@
 """From replayed lookups to results: one row per request, its tokens classed, its groups at the needed boundary."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from analyzers import model
-from analyzers.ladder import Explained, Missing
+from analyzers.facts import facts_of
+from analyzers.ladder import Explained, Step
+from analyzers.missing import Missing
 from analyzers.model import GroupState, LookupResult
 from analyzers.replay import Replayed
 from analyzers.wording import cause_of, main_class
@@ -34,31 +36,31 @@ def lookup_results(
         attempts[name] = attempts.get(name, 0) + one.row["attempts"]
         if name not in chosen or not chosen[name].row["admitted"]:
             chosen[name] = one
-    return [_result(one, lives[name[0]], attempts[name], passes) for name, one in chosen.items()]
+    return [_result(one, lives[name[0]], attempts[name], passes, replayed) for name, one in chosen.items()]
 
 
 def _result(
-    one: Replayed, life: model.Life, attempts: int, passes: Mapping[tuple[int, str, int], Mapping[str, Any]]
+    one: Replayed,
+    life: model.Life,
+    attempts: int,
+    passes: Mapping[tuple[int, str, int], Mapping[str, Any]],
+    replayed: Sequence[Replayed],
 ) -> LookupResult:
     row, explained = one.row, one.explained
     prompt, hit = row["prompt_tokens"], row["hit_tokens"]
-    used = min(hit, row["admitted_tokens"]) if row["admitted"] and row["admitted_tokens"] is not None else hit
-    lost: dict[str, int] = {}
-    predicted, needed = hit, hit
-    if row["skipped"] or not one.settings.prefix_caching:
-        lost = {model.SKIPPED: prompt - hit}
-    elif explained is None:
-        lost = {model.UNKNOWN: prompt - hit}
-    else:
-        predicted, needed = explained.predicted, explained.needed
-        lost = dict(explained.lost)
-        if predicted != hit:
-            lost[model.UNEXPLAINED] = predicted - hit
+    lost, predicted = _lost(one)
+    discarded = row["discarded_tokens"]
+    if row["admitted"] and row["admitted_tokens"] is not None:
+        discarded = max(discarded, hit - min(hit, row["admitted_tokens"]))
+    used = hit - min(hit, discarded)
     if used < hit:
         lost[model.DISCARDED] = hit - used
+    needed = explained.needed if explained else hit
     states = _group_states(one, needed, passes)
     missing = explained.missing if explained and explained.predicted < explained.needed else ()
     reason, main = _reason(one, missing), main_class(lost)
+    facts = facts_of(one, replayed)
+    elsewhere = one.elsewhere
     return LookupResult(
         request_id=row["request_id"],
         replica=life.replica,
@@ -73,9 +75,65 @@ def _result(
         limiting_groups=sorted(entry.group.index for entry in missing),
         groups=states,
         reason=reason,
-        cause=cause_of(main, lost, needed, states, reason) if main else "",
+        cause=cause_of(main, lost, needed, states, reason, facts) if main else "",
         producer=next((entry.refusal.request for entry in missing if entry.refusal), None),
+        intact_boundary=explained.intact if explained else None,
+        facts=facts,
+        funnel=_funnel(one, used, lost.get(model.EXTERNAL, 0)),
+        best_hit_tokens=max(elsewhere.best, used) if elsewhere else None,
+        best_replicas=elsewhere.replicas if elsewhere else (),
+        previous_turn_hit_tokens=elsewhere.previous_turn if elsewhere else None,
     )
+
+
+def _lost(one: Replayed) -> tuple[dict[str, int], int]:
+    """Return the tokens per class, which sum up to what the lookup did not hit, and the predicted hit."""
+    row, explained = one.row, one.explained
+    prompt, hit = row["prompt_tokens"], row["hit_tokens"]
+    external = min(row["external_tokens"], prompt - hit)
+    if row["skipped"] or not one.settings.prefix_caching:
+        steps, predicted = [Step(model.SKIPPED, prompt, hit)], hit
+    elif explained is None:
+        steps, predicted = [Step(model.UNKNOWN, prompt, hit)], hit
+    else:
+        steps, predicted = list(explained.steps), explained.predicted
+        if predicted > hit:
+            steps.append(Step(model.UNEXPLAINED, predicted, hit))
+    lost = _sum(steps, hit, hit + external)
+    if predicted < hit:
+        # More was hit than the evidence says: the steps between are no loss.
+        lost[model.UNEXPLAINED] = lost.get(model.UNEXPLAINED, 0) + predicted - hit
+    return lost, predicted
+
+
+def _sum(steps: Iterable[Step], low: int, high: int) -> dict[str, int]:
+    """Return the tokens of `steps` per class; what lies from `low` to `high` a KV connector brought."""
+    lost: dict[str, int] = {}
+    for step in steps:
+        brought = max(0, min(step.upper, high) - max(step.lower, low))
+        for cls, tokens in ((model.EXTERNAL, brought), (step.cls, step.upper - step.lower - brought)):
+            if tokens:
+                lost[cls] = lost.get(cls, 0) + tokens
+    return lost
+
+
+def _funnel(one: Replayed, used: int, external: int) -> tuple[int, ...] | None:
+    """Return the tokens at each stage of `model.FUNNEL`; None where the ladder of the lookup is not known."""
+    if one.explained is None:
+        return None
+    falls = (
+        {model.COLD, model.KEY_DIFFERENCE},
+        {model.TAIL, model.IN_FLIGHT, model.EVICTED, model.RESET, model.UNKNOWN},
+        {model.HELD_ELSEWHERE},
+        {model.SPECULATIVE_DROP, model.ALIGNMENT, model.NOT_MATERIALIZED, model.SHIFTED_BOUNDARY,
+         model.CHECKPOINT_EVICTED},
+    )  # fmt: skip
+    at = one.row["prompt_tokens"]
+    stages = [at]
+    for classes in falls:
+        at -= sum(step.upper - step.lower for step in one.explained.steps if step.cls in classes)
+        stages.append(at)
+    return (*stages, used + external)
 
 
 def _group_states(
@@ -107,6 +165,7 @@ def _group_states(
                 chunk_end=entry.refusal.chunk_end if entry and entry.refusal else None,
                 wanted=tuple(one.residency.wanted.get(group.index, ()))[-SHOWN_POSITIONS:],
                 unmade=tuple(one.residency.unmade.get(group.index, ()))[-SHOWN_POSITIONS:],
+                chunk_start=entry.refusal.chunk_start if entry and entry.refusal else None,
             )
         )
     return states
@@ -120,15 +179,22 @@ def _reason(one: Replayed, missing: Sequence[Missing]) -> str:
 
 
 def _shift_reason(one: Replayed, explained: Explained, missing: Sequence[Missing]) -> str:
-    """Return what the producer's mask wanted against what this request needed; "" where no boundary shifted."""
-    if not any(entry.state == "masked" for entry in missing) or any(
-        entry.state == "not_materialized" for entry in missing
-    ):
+    """Return why the needed boundary is another than the request that computed the prefix left its states at.
+
+    "" where no state was refused or left out, or nothing tells why.
+    """
+    refused = [entry for entry in missing if entry.refusal]
+    if not refused:
         return ""
-    if any(explained.lost.get(cls) for cls in HELD_LESS):
+    if any(step.cls in HELD_LESS for step in explained.steps):
         return "held_prefix"
     if not one.holds_producer:
         return "shared_prefix"
-    if not any(position > explained.needed for wanted in one.residency.wanted.values() for position in wanted):
-        return ""
-    return "speculation" if any(group.drops for group in one.settings.groups) else "aligned_prompt"
+    if any(entry.loss and entry.loss.reason == "replaced" for entry in missing):
+        return "replaced"
+    if all(entry.group.flagged for entry in refused):
+        return "draft_group"
+    if any(group.drops for group in one.settings.groups):
+        return "speculation"
+    # The producer's prompt ended on a boundary, and the last token of a resend has to be computed.
+    return "aligned_prompt" if one.producer_tokens % one.settings.alignment == 0 else ""

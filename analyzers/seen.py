@@ -9,16 +9,20 @@ class SeenPrefixes:
     A request is looked up again while it waits; its own prompt is not an earlier request's.
     """
 
-    def __init__(self) -> None:
-        """Begin with no prefix."""
+    def __init__(self, owners: "SeenPrefixes | None" = None) -> None:
+        """Begin with no prefix; the indexes are those of `owners` where it is given."""
         self._latest: dict[int, int] = {}
         self._before: dict[int, int] = {}
-        self._owner: list[tuple[int, str]] = []
+        self._owner: list[tuple[int, str]] = owners._owner if owners else []
 
     def begin(self, owner: tuple[int, str]) -> int:
         """Return the index under which `owner`, a life and a request id, adds prefixes from now on."""
         self._owner.append(owner)
         return len(self._owner) - 1
+
+    def owner(self, index: int) -> tuple[int, str]:
+        """Return whose index it is: a life and a request id."""
+        return self._owner[index]
 
     def add(self, identities: Iterable[int], index: int) -> None:
         """Note that the owner of `index` has the prefixes `identities`."""

@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from analyzers import model
-from analyzers.model import GroupState
+from analyzers.model import Fact, GroupState
 
 _REASONS = {
     "speculation": "it wanted {wanted}; speculation makes a hit end one block earlier",
     "aligned_prompt": "it wanted {wanted}; a resend must compute its last token, so its hit ends one block earlier",
+    "draft_group": "it wanted {wanted}; only the drafter's group lacks the state",
+    "replaced": "its own request moved it on to another position",
     "held_prefix": "it wanted {wanted}; less of the prefix is held here, so the hit needed an earlier boundary",
     "shared_prefix": "it wanted {wanted}; the prefix that the two prompts share ends earlier",
 }
@@ -23,6 +25,11 @@ _SENTENCES = {
     model.UNKNOWN: "records are missing, so no cause can be given",
     model.UNEXPLAINED: "the evidence predicts a hit that differs by {tokens} from vLLM's",
 }
+
+
+def milliseconds(nanoseconds: int) -> float:
+    """Return nanoseconds as milliseconds, to the microsecond; below 0 where clocks differ."""
+    return round(nanoseconds / 1e6, 3)
 
 
 def number(tokens: int) -> str:
@@ -51,20 +58,31 @@ def group_names(states: Sequence[GroupState]) -> str:
 
 def main_class(lost: Mapping[str, int]) -> str | None:
     """Return the class of the largest avoidable loss; None: nothing avoidable was lost."""
-    avoidable = {cls: abs(tokens) for cls, tokens in lost.items() if cls not in model.BY_DESIGN and tokens}
+    spared = model.BY_DESIGN | model.SERVED
+    avoidable = {cls: abs(tokens) for cls, tokens in lost.items() if cls not in spared and tokens}
     return max(avoidable, key=lambda cls: (avoidable[cls], -model.CLASSES.index(cls)), default=None)
 
 
-def cause_of(cls: str, lost: Mapping[str, int], boundary: int, states: Sequence[GroupState], reason: str) -> str:
+def cause_of(
+    cls: str, lost: Mapping[str, int], boundary: int, states: Sequence[GroupState], reason: str, facts: Sequence[Fact]
+) -> str:
     """Say in one sentence what the loss of class `cls` came from."""
     tokens, at = counted(abs(lost[cls])), number(boundary)
+    said = "; ".join(fact.says for fact in facts if fact.cls == cls and not fact.data.get("also"))
+    sentence = _cause(cls, tokens, at, states, reason)
+    return f"{sentence}: {said}" if said else sentence
+
+
+def _cause(cls: str, tokens: str, at: str, states: Sequence[GroupState], reason: str) -> str:
     if cls == model.SHIFTED_BOUNDARY:
         return _shifted(at, states, reason)
     if cls == model.NOT_MATERIALIZED:
         return _never_made(at, states, tokens)
     if cls == model.CHECKPOINT_EVICTED:
-        evicted = group_names([state for state in states if state.state == "evicted"])
-        return f"{evicted} had the state at {at}, but it was evicted before this lookup"
+        evicted = [state for state in states if state.state == "evicted"]
+        if not evicted:
+            return f"the states that a hit of {tokens} more needed were evicted together with the prefix beyond {at}"
+        return f"{group_names(evicted)} had the state at {at}, but it was evicted before this lookup"
     if cls == model.ALIGNMENT:
         return _alignment(tokens, reason)
     return _SENTENCES[cls].format(tokens=tokens)
@@ -73,6 +91,8 @@ def cause_of(cls: str, lost: Mapping[str, int], boundary: int, states: Sequence[
 def _shifted(at: str, states: Sequence[GroupState], reason: str) -> str:
     lacking = [state for state in states if state.state == "masked"]
     wanted = sorted({position for state in lacking for position in state.wanted})
+    if not lacking:
+        return f"the state at {at} was stored, and moved on to another position by the request that had it"
     refused = f"the state of {group_names(lacking)} at {at} was computed, but the retention mask refused it"
     if not wanted:
         return refused
@@ -94,9 +114,15 @@ def _never_made(at: str, states: Sequence[GroupState], tokens: str) -> str:
     lacking = [state for state in states if state.state == "not_materialized"]
     if not lacking:
         return f"{tokens} of the prefix were in an earlier prompt, but no request ever registered them"
-    ends = sorted({state.chunk_end for state in lacking if state.chunk_end is not None})
-    chunk = f": the chunk that ran over it ended at {', '.join(number(end) for end in ends)}" if ends else ""
+    chunks = sorted({(state.chunk_start, state.chunk_end) for state in lacking if state.chunk_end is not None})
+    ends = " and ".join(_chunk(start, end) for start, end in chunks)
+    chunk = f": the chunk that ran over it {ends}" if ends else ""
     return f"{group_names(lacking)} never had a state at {at}, because no chunk ended there{chunk}"
+
+
+def _chunk(start: int | None, end: int | None) -> str:
+    ended = f"ended at {number(end or 0)}"
+    return ended if start is None else f"began at {number(start)} and {ended}"
 
 
 def _alignment(tokens: str, reason: str) -> str:
@@ -104,4 +130,9 @@ def _alignment(tokens: str, reason: str) -> str:
         return f"the shared prefix of {tokens} is shorter than the smallest prefix that can be cached"
     if "inside_block" in reason:
         return f"{tokens} lie inside a block that is registered at its end only"
+    if "after_drop" in reason:
+        return (
+            f"speculation drops a block of every hit, and what is left ends off the grid of hits: {tokens} more are "
+            "lost down to the grid"
+        )
     return f"{tokens} lie between the last position a hit can end on and what the cache held"

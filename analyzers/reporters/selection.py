@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from analyzers.model import BY_DESIGN, UNEXPLAINED, UNKNOWN, Analysis, LookupResult
+from analyzers.model import BY_DESIGN, SERVED, UNEXPLAINED, UNKNOWN, Analysis, LookupResult
 
 Lookups = Literal["all", "losing", "none"]
 
@@ -27,7 +27,7 @@ def by_design(lost: Mapping[str, int]) -> dict[str, int]:
 
 def avoidable(lost: Mapping[str, int]) -> dict[str, int]:
     """Return the losses that another setting, or more room, would have saved."""
-    return {name: tokens for name, tokens in lost.items() if name not in BY_DESIGN | UNCERTAIN}
+    return {name: tokens for name, tokens in lost.items() if name not in BY_DESIGN | UNCERTAIN | SERVED}
 
 
 def uncertain(lost: Mapping[str, int]) -> dict[str, int]:

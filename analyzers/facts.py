@@ -1,0 +1,136 @@
+"""What the evidence says of a loss: when, by whom, where, and what else would explain it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analyzers import model
+from analyzers.ladder import Step
+from analyzers.missing import Missing
+from analyzers.model import Fact
+from analyzers.replay import Replayed
+from analyzers.residency import Loss
+from analyzers.settings import Settings
+from analyzers.wording import counted, milliseconds, number
+from otel_cache.semconv import names
+
+
+def facts_of(one: Replayed, replayed: Sequence[Replayed]) -> list[Fact]:
+    """Return the facts behind the losses of a lookup, from the top of the ladder down."""
+    explained = one.explained
+    if explained is None:
+        return []
+    found: list[Fact] = []
+    for step in explained.steps:
+        fact = _fact(one, step, replayed)
+        if fact:
+            found.append(fact)
+    if explained.predicted < explained.needed:
+        found.extend(_others(one, explained.steps))
+    return found
+
+
+def _fact(one: Replayed, step: Step, replayed: Sequence[Replayed]) -> Fact | None:
+    time = one.row["start"]
+    tokens = step.upper - step.lower
+    if step.cls == model.KEY_DIFFERENCE:
+        return _key_difference(one, replayed, tokens)
+    if step.cls == model.IN_FLIGHT and step.data.get("producer"):
+        early = milliseconds(step.data["registered_at"] - time)
+        producer = step.data["producer"]
+        says = f"the lookup came {early} ms before {producer} had registered {counted(tokens)} more"
+        return Fact(step.cls, tokens, says, {"early_ms": early, "producer": producer})
+    if step.cls == model.HELD_ELSEWHERE:
+        replicas = step.data["replicas"]
+        return Fact(step.cls, tokens, f"{', '.join(replicas)} held them", {"replicas": replicas})
+    if step.data.get("loss") is not None:
+        groups = step.data.get("groups") or [entry.group.index for entry in _gone(one)]
+        every = sorted({*groups, *(entry.group.index for entry in _gone(one))})
+        return _loss(step.cls, tokens, step.data["loss"], step.data["replica"], every, time)
+    return None
+
+
+def _gone(one: Replayed) -> Sequence[Missing]:
+    explained = one.explained
+    assert explained
+    return [entry for entry in (explained.gone or explained.missing) if entry.loss]
+
+
+def _loss(cls: str, tokens: int, loss: Loss, replica: str, groups: Sequence[int], time: int) -> Fact:
+    ago = milliseconds(time - loss.time)
+    data: dict[str, Any] = {"replica": replica, "before_ms": ago, "groups": list(groups)}
+    if loss.reason == "reset":
+        return Fact(cls, tokens, f"{replica} lost its cache {ago} ms before the lookup", data)
+    data["evictor"] = loss.evictor or None
+    by = f" for {loss.evictor}" if loss.evictor else ""
+    says = f"{replica} gave the blocks away{by} {ago} ms before the lookup"
+    if loss.used:
+        data["idle_ms"] = milliseconds(loss.time - loss.used)
+        says += f"; they had not been used for {data['idle_ms']} ms"
+    return Fact(cls, tokens, f"{says}; groups: {', '.join(map(str, groups))}", data)
+
+
+def _key_difference(one: Replayed, replayed: Sequence[Replayed], tokens: int) -> Fact | None:
+    if one.other_key is None:
+        return None
+    row, other = one.row, replayed[one.other_key].row
+    differing = [what for what, column in (("lora", "lora"), ("salt", "salt")) if row[column] != other[column]]
+    if row["items"] != other["items"]:
+        differing.append("multimodal")
+    data: dict[str, Any] = {"differs": differing, "request": other["request_id"]}
+    named = {"lora": "LoRA adapter", "salt": "cache salt", "multimodal": "multimodal item"}
+    what = " and ".join(named[each] for each in differing) or "key"
+    says = f"{other['request_id']} had the same tokens under another {what}"
+    if "multimodal" in differing:
+        at = _first_difference(row["items"], other["items"])
+        if at is not None:
+            data["item_offset"] = at
+            says += f": the first item that differs is at {number(at)}"
+    return Fact(model.KEY_DIFFERENCE, tokens, says, data)
+
+
+def _first_difference(one: str, other: str) -> int | None:
+    """Return the offset (tokens) of the first item that only one of two prompts has."""
+    differing = set(one.split(",")) ^ set(other.split(","))
+    return min((int(item.partition(":")[0]) for item in differing if item), default=None)
+
+
+def _others(one: Replayed, steps: Sequence[Step]) -> list[Fact]:
+    """Return the other causes that would explain the loss of a state, had the first not."""
+    explained = one.explained
+    assert explained
+    lost = explained.needed - explained.predicted
+    taken = steps[-1].cls if steps else ""
+    found = []
+    at = number(explained.needed)
+    for cls, states in ((model.SHIFTED_BOUNDARY, "masked"), (model.CHECKPOINT_EVICTED, "evicted")):
+        entries = [entry for entry in explained.missing if entry.state == states]
+        if entries and cls != taken:
+            groups = [entry.group.index for entry in entries]
+            word = "had it refused by the retention mask" if states == "masked" else "lost it to an eviction"
+            says = f"groups {', '.join(map(str, groups))} {word} at {at}"
+            found.append(Fact(cls, lost, says, {"groups": groups, "also": True}))
+    never = [entry for entry in explained.missing if entry.state == "not_materialized" and entry.refusal]
+    if never and taken == model.NOT_MATERIALIZED:
+        found.extend(_refused_too(never, one.residency.wanted, explained.needed, lost, one.settings))
+    elif never:
+        groups = [entry.group.index for entry in never]
+        says = f"groups {', '.join(map(str, groups))} never had a state at {at}: no chunk ended there"
+        found.append(Fact(model.NOT_MATERIALIZED, lost, says, {"groups": groups, "also": True}))
+    if explained.predicted < explained.intact <= explained.needed and taken != model.CHECKPOINT_EVICTED:
+        says = f"every group had had its state at {number(explained.intact)}, and it was evicted"
+        tokens = explained.intact - explained.predicted
+        found.append(Fact(model.CHECKPOINT_EVICTED, tokens, says, {"boundary": explained.intact, "also": True}))
+    return found
+
+
+def _refused_too(
+    never: Sequence[Missing], wanted: Mapping[int, Sequence[int]], needed: int, lost: int, settings: Settings
+) -> list[Fact]:
+    """Return that the mask would have refused the state, had a chunk ended at the boundary."""
+    groups = [entry.group.index for entry in never if needed not in wanted.get(entry.group.index, ())]
+    if settings.retention == names.RETENTION_DENSE or not groups:
+        return []
+    positions = sorted({position for group in groups for position in wanted.get(group, ())})
+    said = ", ".join(number(position) for position in positions[-4:]) or "none"
+    says = f"the retention mask would have refused it at {number(needed)} as well: it wanted {said}"
+    return [Fact(model.SHIFTED_BOUNDARY, lost, says, {"groups": groups, "wanted": positions, "also": True})]

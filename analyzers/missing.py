@@ -1,0 +1,71 @@
+"""Which groups lack the state that a hit needs, and what became of it."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from analyzers import model
+from analyzers.finders import required_positions
+from analyzers.residency import Loss, Refusal, Residency
+from analyzers.settings import Group
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A group without the state at a boundary, and what became of it."""
+
+    group: Group
+    state: model.State
+    refusal: Refusal | None
+    loss: Loss | None
+
+
+def find_missing(here: Residency, chain: "array[int]", boundary: int) -> list[Missing]:
+    """Return the groups that lack a state that a hit at `boundary` (tokens) needs, and what became of it."""
+    unit = here.settings.hash_block
+    found = []
+    asked = {index for ids in here.settings.order for index in ids}
+    for group in here.settings.groups:
+        if group.index not in asked:
+            continue
+        residency = here.groups[group.index]
+        lacking = [
+            chain[p // unit - 1] if p // unit <= len(chain) else 0
+            for p in required_positions(group, boundary)
+            if not here.holds(group, chain, p)
+        ]
+        if not lacking:
+            continue
+        # Of a run of blocks the one closest to the boundary speaks for all.
+        lacking.reverse()
+        refusals = [r for identity in lacking if (r := residency.refused.get(identity))]
+        never = next((r for r in refusals if r.state == "not_materialized"), None)
+        masked = next((r for r in refusals if r.state == "masked"), None)
+        loss = next((x for identity in lacking if (x := residency.lost.get(identity))), None)
+        if group.dense:
+            # A dense block that is not there was lost, or lies beyond what anybody registered.
+            state: model.State = "evicted" if loss else "not_materialized"
+            found.append(Missing(group, state, None, loss))
+        elif never or not (masked or loss):
+            found.append(Missing(group, "not_materialized", never, None))
+        elif masked:
+            found.append(Missing(group, "masked", masked, None))
+        else:
+            found.append(Missing(group, "evicted", None, loss))
+    return found
+
+
+def state_class(missing: Sequence[Missing]) -> str:
+    """Return the class of a loss to the groups that lack the state: the deepest cause of any of them."""
+    states = {entry.state for entry in missing}
+    losses = [entry.loss for entry in missing if entry.loss]
+    if "not_materialized" in states:
+        return model.NOT_MATERIALIZED
+    if "masked" in states:
+        return model.SHIFTED_BOUNDARY
+    if any(loss.reason == "reset" for loss in losses):
+        return model.RESET
+    if losses and all(loss.reason == "replaced" for loss in losses):
+        # The request that had the state there registered it anew further on: it was kept, at another position.
+        return model.SHIFTED_BOUNDARY
+    return model.CHECKPOINT_EVICTED if states else model.ALIGNMENT
