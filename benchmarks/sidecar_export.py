@@ -5,9 +5,9 @@ held to one core, and a server on the same host takes what it exports. The clock
 
     python benchmarks/sidecar_export.py [--seconds 20] [--out FILE]
 
-A hybrid model's replica with one worker: 15 steps for each request, each of them with its worker's span, and per request
-a lookup with its groups, a store and an eviction. It prints one JSON object: spans a second, spans built, exported, received and lost, CPU seconds of the sidecar, and its
-memory (MiB) after the first second, at the end, and at its highest.
+A hybrid model's replica with one worker: 15 steps for each request, each of them with its worker's span, and per
+request a lookup with its groups, a store and an eviction. It prints one JSON object: spans a second, spans built,
+received and lost, CPU seconds of the sidecar, and its memory (MiB) after the first second, at the end, and at most.
 """
 
 import argparse
