@@ -68,14 +68,16 @@ def _span(span: SpanData) -> bytes:
     parts = [head]
     if span.trace_state:
         parts.append(_field(_SPAN_TRACE_STATE, _text(span.trace_state)))
+    flags = _SPAN_FLAGS
     if span.parent is not None:
+        flags = _SPAN_FLAGS_REMOTE if span.remote_parent else _SPAN_FLAGS
         parts += (_SPAN_PARENT, span.parent[1].to_bytes(8, "big"))
     parts += (_name(span.name), _pack_times(_SPAN_START, span.start, _SPAN_END, span.end))
     _attributes(parts, _SPAN_ATTRIBUTE, span.attributes)
     for link in span.links:
         body = _link(link)
         parts += (_SPAN_LINK, _length(len(body)), body)
-    parts += (_SPAN_STATUS_UNSET, _SPAN_FLAGS_REMOTE if span.remote_parent else _SPAN_FLAGS)
+    parts += (_SPAN_STATUS_UNSET, flags)
     return b"".join(parts)
 
 
