@@ -17,7 +17,7 @@ from otel_cache.errors import RecordError
 
 PROTOCOL_VERSION = 1
 LENGTH = struct.Struct(">I")
-MAX_FRAME_BYTES = 64 << 20
+MAX_FRAME_BYTES = 16 << 20
 FINGERPRINT_BYTES = 8
 
 Span = tuple[int, int, int]

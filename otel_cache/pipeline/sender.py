@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from otel_cache.config import OUT, Config
-from otel_cache.errors import OtelCacheError
+from otel_cache.errors import OtelCacheError, RecordError
 from otel_cache.faults import swallow
 from otel_cache.package import VERSION
 from otel_cache.pipeline.ring import Ring
 from otel_cache.records import (
     LENGTH,
+    MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
     Acknowledge,
     Batch,
@@ -156,6 +157,10 @@ class Sender:
             half = len(records) // 2
             self._enqueue(dropped, records[:half])
             self._enqueue(dropped, records[half:])
+            return
+        if len(data) > MAX_FRAME_BYTES:
+            # Nobody would take it, however often it was sent: it leaves a hole in the numbers.
+            swallow("queueing a record", RecordError(f"a record of {len(data)} bytes is more than a frame may have"))
             return
         self._pending.append(_Frame(records[0].sequence, records[-1].sequence + 1, data))
         self._pending_bytes += len(data)

@@ -18,7 +18,7 @@ from otel_cache.sidecar.launch import is_listening
 _logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
-MAX_BUFFERED = 2 * MAX_FRAME_BYTES
+MAX_BUFFERED = 4 * MAX_FRAME_BYTES
 """Bytes of unfinished frames that all connections together may hold; each holds at most one frame."""
 HELLO_SECONDS = 30.0
 """How long a connection may be silent before it says who it is."""
@@ -136,7 +136,8 @@ class Receiver:
     def open_session(self, connection: Connection, hello: Hello) -> Session:
         """Return the session of a process, after what it had sent by an earlier connection."""
         for other in list(self._open()):
-            if other is not connection and other.greeted is not None and other.greeted.process == hello.process:
+            earlier = other is not connection and other.since <= connection.since
+            if earlier and other.greeted is not None and other.greeted.process == hello.process:
                 with contextlib.suppress(BlockingIOError, RecordError):
                     for _ in range(MAX_BUFFERED // READ_BYTES):
                         if not other.read():

@@ -1,0 +1,310 @@
+"""Private and closed: who may connect, what one bad record costs, neighbours in version, and floods."""
+
+import os
+import random
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import psutil
+import pytest
+
+from otel_cache.errors import UsageError
+from otel_cache.records import LENGTH, PROTOCOL_VERSION, Batch, decode_acknowledge, encode_frame, salvage_batch
+from otel_cache.semconv import names
+from otel_cache.sidecar.receiver import MAX_BUFFERED, MAX_CONNECTIONS, Receiver
+from otel_cache.sidecar.settings import read_settings
+from otel_cache.sidecar.status import query_status
+
+from .support import Peer, hello, lookup, named, read_lines, replica, step, wait_until, whole_request
+
+UIDS = "OTEL_PYTHON_VLLM_CACHE_SOCKET_UIDS"
+NOBODY = 65534
+CONNECT = """
+import os, socket, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+with socket.socket(socket.AF_UNIX) as peer:
+    peer.connect(sys.argv[1])
+    peer.settimeout(2)
+    try:
+        print("refused" if peer.recv(1) == b"" else "answered")
+    except TimeoutError:
+        print("taken")
+    except ConnectionError:
+        print("refused")
+"""
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+
+
+def frame(*records: object, dropped: int = 0) -> bytes:
+    """Return a batch of records given as plain values."""
+    payload = msgspec.msgpack.encode(["batch", dropped, list(records)])
+    return LENGTH.pack(len(payload)) + payload
+
+
+def plain(record: msgspec.Struct) -> list[object]:
+    """Return a record as the values that it travels as."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(record))
+
+
+def test_a_malformed_record_costs_only_itself(start, socket_path, tmp_path, capfd):
+    out = tmp_path / "out.jsonl"
+    sidecar = start(out)
+    peer = Peer(socket_path, hello())
+    wrong_type, too_short, no_record = plain(lookup(2, "b")), plain(lookup(3, "c"))[:9], {"what": 1}
+    wrong_type[4] = "late"
+    peer.socket.sendall(
+        frame(plain(replica()), plain(lookup(1, "a")), wrong_type, too_short, no_record, plain(lookup(5, "e")))
+    )
+    peer.send(lookup(6, "f"), step(7, admitted={"f": 0}))
+    wait_until(lambda: query_status(socket_path).malformed == 3)
+    assert sidecar.stop() == 0
+
+    spans = read_lines(out)
+    assert {span[names.REQUEST_ID] for span in named(spans, names.LOOKUP)} == {"a", "e", "f"}
+    # Three numbers are missing, and that is what is said: what was malformed is lost.
+    assert sum(span.attributes.get(names.MISSING_RECORDS, 0) for span in spans) == 3
+    complaints = capfd.readouterr().err
+    assert "3 records could not be read" in complaints
+    assert complaints.count("a record could not be read") == 1
+
+
+def test_garbage_inside_a_record_is_told_from_garbage_in_a_frame():
+    records = [b"\x93\xa6lookup\x01\x02", msgspec.msgpack.encode(replica()), b"\x92\xa3odd\xc3"]
+    batch = b"\x93\xa5batch\x00" + bytes([0x90 | len(records)]) + b"".join(records)
+    salvaged, malformed = salvage_batch(batch)
+
+    assert (salvaged.records, malformed) == ([replica()], 2)
+
+
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_neighbours_in_version_work_together(start, socket_path, tmp_path, capfd, difference):
+    out = tmp_path / "out.jsonl"
+    sidecar = start(out)
+    peer = Peer(socket_path)
+    greeting, records = plain(hello(protocol=PROTOCOL_VERSION + difference)), [*map(plain, whole_request())]
+    if difference > 0:
+        # What a newer plugin may do: more fields on everything, and records of a kind that is not known yet.
+        greeting += ["more", 7]
+        records = [[*record, "more"] for record in records]
+        records[3:3] = [["warp", 3, 0, "what", [1, 2]]]
+        for number, record in enumerate(records[4:], 4):
+            record[1] = number
+    else:
+        greeting = greeting[:6]
+    payload = msgspec.msgpack.encode(greeting)
+    peer.socket.sendall(LENGTH.pack(len(payload)) + payload + frame(*records))
+    wait_until(lambda: named(read_lines(out), names.REQUEST))
+    status = query_status(socket_path)
+    sidecar.stop()
+
+    spans = read_lines(out)
+    assert len(named(spans, names.LOOKUP)) == 1
+    assert not any(names.MISSING_RECORDS in span.attributes for span in spans)
+    assert (status.malformed, status.missing, status.refused) == (0, 0, 0)
+    assert "refused" not in capfd.readouterr().err
+
+
+def test_a_sidecar_says_how_far_it_is(start, socket_path):
+    start()
+    peer = Peer(socket_path, hello())
+    peer.send(replica(), lookup(1, "a"), lookup(2, "b"), step(3, admitted={"a": 0}))
+    (length,) = LENGTH.unpack(peer.socket.recv(4))
+    progress = decode_acknowledge(peer.socket.recv(length))
+
+    # The lookup of b waits for its admission, the step for its end; that of a is written, as number 0.
+    assert (progress.acknowledged, progress.held, progress.evidence, progress.last) == (4, 2, {0: 1}, False)
+
+
+def test_an_earlier_connection_of_a_process_is_read_to_its_end_first(start, socket_path, tmp_path):
+    out = tmp_path / "out.jsonl"
+    sidecar = start(out)
+    first = Peer(socket_path, hello())
+    records = [replica(), *(lookup(number, f"r{number}") for number in range(1, 400))]
+    second = Peer(socket_path, hello())
+    for record in records:
+        first.send(record)
+    second.send(lookup(400, "last"))
+    wait_until(lambda: query_status(socket_path).processes == 1)
+    sidecar.stop()
+
+    assert len(named(read_lines(out), names.LOOKUP)) == 400
+
+
+def test_only_its_own_user_by_default(start, socket_path):
+    start()
+    assert stat.S_IMODE(Path(socket_path).stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path(socket_path).parent.stat().st_mode) == 0o700
+
+
+@as_root
+@pytest.mark.parametrize(("uids", "fate"), [("1234", "refused"), (f"1234, {NOBODY}", "taken")])
+def test_users_that_are_named_may_connect(start, socket_path, monkeypatch, capfd, uids, fate):
+    Path(socket_path).parent.parent.chmod(0o711)
+    monkeypatch.setenv(UIDS, uids)
+    sidecar = start()
+    assert stat.S_IMODE(Path(socket_path).parent.stat().st_mode) == 0o711
+    assert stat.S_IMODE(Path(socket_path).stat().st_mode) == 0o666
+    said = subprocess.run([sys.executable, "-c", CONNECT, socket_path], capture_output=True, text=True, check=True)
+    sidecar.stop()
+
+    assert said.stdout.strip() == fate
+    assert ("a process of user 65534 connected" in capfd.readouterr().err) == (fate == "refused")
+
+
+@as_root
+def test_another_user_does_not_reach_the_socket_by_default(start, socket_path):
+    Path(socket_path).parent.parent.chmod(0o711)
+    start()
+    said = subprocess.run([sys.executable, "-c", CONNECT, socket_path], capture_output=True, text=True)
+
+    assert "PermissionError" in said.stderr
+
+
+def test_a_folder_that_was_there_keeps_its_mode(start, socket_path, monkeypatch, capfd):
+    Path(socket_path).parent.mkdir(mode=0o700)
+    monkeypatch.setenv(UIDS, str(NOBODY))
+    start()
+
+    assert stat.S_IMODE(Path(socket_path).parent.stat().st_mode) == 0o700
+    assert "chmod o+x" in capfd.readouterr().err
+
+
+def test_uids_that_are_none_are_refused():
+    assert read_settings({UIDS: " 0, 1000 "}).uids == {0, 1000}
+    for text in ("root", "1000;1001", "-1", "१"):
+        with pytest.raises(UsageError, match="SOCKET_UIDS"):
+            read_settings({UIDS: text})
+
+
+def test_a_connection_that_never_says_who_it_is_is_ended(socket_path, monkeypatch):
+    monkeypatch.setattr("otel_cache.sidecar.receiver.HELLO_SECONDS", 0.0)
+    receiver = Receiver(socket_path, lambda hello: SimpleNamespace())
+    peer = Peer(socket_path)
+    for _ in range(30):
+        receiver.poll(0.1)
+        receiver._next_sweep = 0.0
+    assert receiver.connections == 0
+    assert peer.ended()
+    receiver.stop_listening()
+
+
+def test_so_many_connections_and_no_more(start, socket_path):
+    start()
+    peers = [Peer(socket_path) for _ in range(MAX_CONNECTIONS)]
+    assert Peer(socket_path).ended()
+    peers.pop().close()
+    wait_until(lambda: query_status(socket_path).refused >= 1)
+
+
+FLOOD = 1 << 30
+PEERS = 64
+ALLOWED = MAX_BUFFERED + (128 << 20)
+"""What the sidecar may grow by: the unfinished frames, one that is dealt with, and what is open of the records."""
+
+
+def test_a_flood_does_not_exhaust_memory(start, socket_path, tmp_path):
+    sidecar = start(Path("/dev/null"))
+    process = psutil.Process(sidecar.pid)
+    before, highest = process.memory_info().rss, 0
+    done = threading.Event()
+    sent = [0] * PEERS
+
+    def flood(index: int) -> None:
+        dice = random.Random(index)
+        valid = encode_frame(Batch(0, [each for n in range(50) for each in whole_request(10 * n, f"{index}-{n}")]))
+        huge_half = struct.pack(">I", 15 << 20) + bytes(12 << 20)
+        while sent[index] < FLOOD // PEERS:
+            try:
+                peer = Peer(socket_path, hello(f"{index:x}"))
+                peer.socket.settimeout(20)
+                with peer.socket:
+                    while sent[index] < FLOOD // PEERS:
+                        kind = dice.choice(("valid", "valid", "garbage", "half", "long"))
+                        data = {
+                            "valid": valid * 8,
+                            "garbage": frame(*[["lookup", 1, b"x" * 1000]] * 500),
+                            "half": huge_half,
+                            "long": struct.pack(">I", 1 << 31) + bytes(1 << 20),
+                        }[kind]
+                        peer.socket.sendall(data)
+                        sent[index] += len(data)
+            except OSError:
+                sent[index] += 1 << 20  # it was refused in the middle of that
+
+    threads = [threading.Thread(target=flood, args=(index,)) for index in range(PEERS)]
+
+    def watch() -> None:
+        nonlocal highest
+        while not done.wait(0.01):
+            highest = max(highest, process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    for thread in [watcher, *threads]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    watcher.join()
+    status = wait_until(lambda: query_status(socket_path, 30), 60)
+    # Whoever behaves is still served.
+    peer = Peer(socket_path, hello("dd"))
+    peer.send(*whole_request(request="good"))
+    wait_until(lambda: query_status(socket_path, 30).spans_written > status.spans_written, 60)
+
+    assert sum(sent) >= FLOOD
+    assert status.refused
+    assert status.malformed
+    assert highest - before < ALLOWED, f"{(highest - before) >> 20} MiB more"
+
+
+def test_the_status_of_a_sidecar(start, socket_path, tmp_path, collector):
+    out = tmp_path / "out.jsonl"
+    sidecar = start(out, collector.endpoint)
+    traced = lookup(1, traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    with socket.socket(socket.AF_UNIX):
+        peer = Peer(socket_path, hello())
+        peer.send(replica(), traced, step(2, admitted={"q": 0}), step(3, 1, finished=["q"]))
+    peer.send(*whole_request(10, "p"))
+    wait_until(lambda: query_status(socket_path).spans_exported)
+    status = query_status(socket_path)
+    text = subprocess.run(
+        [str(Path(sys.executable).with_name("otel-cache")), "sidecar", "--socket", socket_path, "--status"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    spans = len(read_lines(out))
+    sidecar.stop()
+    gone = subprocess.run(
+        [str(Path(sys.executable).with_name("otel-cache")), "sidecar", "--socket", socket_path, "--status"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+
+    assert (status.pid, status.protocol, status.processes) == (sidecar.pid, PROTOCOL_VERSION, 1)
+    assert (status.requests, status.requests_traced) == (2, 1)
+    assert status.spans_built == status.spans_written == spans
+    assert (status.missing, status.endpoint, status.file) == (6, collector.endpoint, str(out))
+    assert f"{spans} spans in {out}" in text
+    assert "2, 1 of them with a trace context" in text
+    assert f"to {collector.endpoint}" in text
+    assert gone.returncode == 1
+    assert "no sidecar listens" in gone.stderr
+
+
+def test_what_is_no_sidecar_does_not_answer_like_one(tmp_path):
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(path))
+        deaf.listen()
+        with pytest.raises(UsageError, match="does not answer"):
+            query_status(str(path), 0.2)
+    with pytest.raises(UsageError, match="no sidecar listens"):
+        query_status(str(path), 0.2)
