@@ -18,10 +18,13 @@ from otel_cache.records import (
     Batch,
     Chunk,
     Evict,
+    Executed,
+    Finished,
     GroupPass,
     Hello,
     Lookup,
     Record,
+    RepeatedLookup,
     Replica,
     Reset,
     Step,
@@ -65,6 +68,22 @@ def lookup(sequence: int, request: str = "q", start: int = 100, **changes: Any) 
         "digest": b"d" * 8, "key": b"", "traceparent": "", "arrival": 50,
     }  # fmt: skip
     return Lookup(sequence=sequence, start=start, request=request, **{**fields, **changes})
+
+
+def repeated(sequence: int, request: str = "q", start: int = 300, step: int = 0) -> RepeatedLookup:
+    """Return another lookup with the same outcome."""
+    return RepeatedLookup(sequence, 0, start, start + 10, request, step)
+
+
+def finished(sequence: int, request: str = "q", time: int = 900, **changes: Any) -> Finished:
+    """Return the end of a request that generated 7 tokens, with `changes`."""
+    fields = {"reason": "stop", "output_tokens": 7, "preemptions": 0, "drafted": 0, "accepted": 0, **changes}
+    return Finished(sequence=sequence, replica=0, time=time, request=request, **fields)
+
+
+def executed(sequence: int, context: bytes, index: int = 0, start: int = 400) -> Executed:
+    """Return the run of a step on a worker."""
+    return Executed(sequence, 0, index, context, start, start + 50)
 
 
 def store(sequence: int, group: int = 0, request: str = "q", time: int = 200, **changes: Any) -> Store:

@@ -6,7 +6,6 @@ from otel_cache.records import Batch, Chunk, Record, Reset
 from otel_cache.semconv import names
 from otel_cache.sidecar.build import Processes
 from otel_cache.sidecar.ids import parse_traceparent
-from otel_cache.sidecar.requests import RequestTable
 from otel_cache.sidecar.spans import SpanData, SpanLink
 from otel_cache.sidecar.steps import MAX_OPEN_STEPS
 
@@ -236,11 +235,3 @@ def test_the_resource_takes_the_environment_in(monkeypatch):
     assert attributes["service.name"] == "mine"
     assert attributes["telemetry.sdk.name"] == "opentelemetry"
     assert named["service.name"] == "its own"
-
-
-def test_requests_that_never_finish_are_let_go():
-    table = RequestTable(limit=2)
-    for time, request in enumerate(["a", "b", "a", "c"]):
-        table.touch(request, time)
-
-    assert [request.id for request in table.surplus()] == ["b"]
