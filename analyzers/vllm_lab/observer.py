@@ -5,7 +5,6 @@ It knows nothing of the instrumentation: what it finds is what the spans are hel
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -17,16 +16,18 @@ class Observer:
     """Counts calls, drafts and, if asked, keys of the cache."""
 
     def __init__(self, scheduler: Any, cache: bool) -> None:
-        """Observe `scheduler`; with `cache` its block pool too, which costs as much as the pool is large."""
+        """Observe `scheduler`; with `cache` the map of its block pool too."""
         self._pool = scheduler.kv_cache_manager.block_pool
         self._cache = cache
-        self._held: Collection[Any] = frozenset()
+        self._watched: Any = None
+        self._registered: Counter[int] = Counter()
         self._added: Counter[int] = Counter()
         self._removed: Counter[int] = Counter()
         self._cleared: Counter[int] = Counter()
         self._hash = hashlib.sha256()
         self._drafted = self._accepted = 0
         self.steps = 0
+        self._watch()
 
     def scheduled(self, step: Any) -> None:
         """Take what `schedule` returned."""
@@ -40,7 +41,6 @@ class Observer:
             sorted(step.finished_req_ids),
             sorted(getattr(step, "preempted_req_ids", None) or ()),
         )
-        self._look()
 
     def updated(self, outputs: Any) -> None:
         """Take what `update_from_output` returned: a client's outputs each."""
@@ -52,13 +52,12 @@ class Observer:
             if stats is not None:
                 self._drafted += stats.num_draft_tokens
                 self._accepted += stats.num_accepted_tokens
-        self._look()
 
     def reset(self) -> None:
         """Take note that the cache was cleared."""
         if self._cache:
-            self._cleared += _by_group(self._held)
-            self._held = self._keys()
+            self._cleared += Counter(_group(key) for key in self._watched._cache)
+            self._watch()
 
     def result(self) -> ReplicaResult:
         """Return what was found."""
@@ -67,27 +66,37 @@ class Observer:
             drafted=self._drafted,
             accepted=self._accepted,
             digest=self._hash.hexdigest(),
-            added=dict(self._added),
-            removed=dict(self._removed),
-            cleared=dict(self._cleared),
+            registered=dict(+self._registered),
+            added=dict(+self._added),
+            removed=dict(+self._removed),
+            cleared=dict(+self._cleared),
         )
 
     def _take(self, *parts: Any) -> None:
         self._hash.update(msgspec.json.encode(msgspec.to_builtins(parts), order="sorted"))
 
-    def _look(self) -> None:
-        if not self._cache:
+    def _watch(self) -> None:
+        """Count what the pool puts into its map of keys and takes out; a reset gives it another map."""
+        held = self._pool.cached_block_hash_to_block
+        if not self._cache or held is self._watched:
             return
-        now = self._keys()
-        self._added += _by_group(now - self._held)
-        self._removed += _by_group(self._held - now)
-        self._held = now
+        self._watched = held
+        insert, pop = held.insert, held.pop
 
-    def _keys(self) -> Any:
-        return set(self._pool.cached_block_hash_to_block._cache)
+        def observed_insert(key: Any, block: Any) -> None:
+            self._registered[_group(key)] += 1
+            self._added[_group(key)] += held.get_one_block(key) is None
+            insert(key, block)
+
+        def observed_pop(key: Any, block_id: int) -> Any:
+            popped = pop(key, block_id)
+            self._removed[_group(key)] += popped is not None and held.get_one_block(key) is None
+            return popped
+
+        held.insert, held.pop = observed_insert, observed_pop
 
 
-def _by_group(keys: Collection[Any]) -> Counter[int]:
+def _group(key: Any) -> int:
     from vllm.v1.core.kv_cache_utils import get_group_id
 
-    return Counter(get_group_id(key) for key in keys)
+    return int(get_group_id(key))

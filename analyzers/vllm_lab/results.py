@@ -33,15 +33,17 @@ class ReplicaResult(msgspec.Struct, frozen=True):
     """One replica's scheduler.
 
     `steps` counts the calls of `schedule`, `drafted` and `accepted` are the sums of vLLM's own statistics. `digest`
-    is that of all that the scheduler returned: chunks, block ids, drafts, outputs. With `observe_cache` the rest is the
-    block pool's own account, by group: the keys that `added` and `removed` steps brought and took (a key that was
-    taken and brought back within one step is in neither), and `cleared`, those that a reset took.
+    is that of all that the scheduler returned: chunks, block ids, drafts, outputs. With `observe_cache` the rest is
+    what was put into the block pool's map and taken out, by group: how often a block was `registered` under a key,
+    which another block may carry too, keys `added` to the map and `removed` from it (a key that moves from block to
+    block is both), and keys `cleared` by a reset.
     """
 
     steps: int
     drafted: int
     accepted: int
     digest: str
+    registered: dict[int, int] = {}
     added: dict[int, int] = {}
     removed: dict[int, int] = {}
     cleared: dict[int, int] = {}

@@ -1,5 +1,6 @@
 """Stores, evictions and resets on vLLM's own scheduler, against what its block pool holds after each step."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ def observed(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(run: Run) -> None:
-    """Hold stored and evicted keys against the pool's own, group by group."""
+    """Hold what was stored and which keys went against the pool's own account, group by group."""
     (replica,) = run.said.replicas
-    assert run.stored() == replica.added
+    assert run.stored() == replica.registered
     assert run.evicted() == replica.removed
 
 
@@ -30,7 +31,7 @@ LAYOUTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "attention": (FULL, {"num_gpu_blocks": 150}),
     "window": ([{"kind": "sliding_window", "window": 128}, *FULL], {"num_gpu_blocks": 250}),
     "hybrid": (HYBRID, {"block_size": 160, "num_gpu_blocks": 40, "prefix_cache_retention_interval": "dense"}),
-    "drafts": (HYBRID, {"block_size": 160, "num_gpu_blocks": 60, "speculative": MTP}),
+    "drafts": (HYBRID, {"block_size": 160, "num_gpu_blocks": 32, "speculative": MTP}),
 }
 
 
@@ -124,13 +125,24 @@ def test_partial_tail(lab: Labs, tmp_path: Path, version: str) -> None:
     """Where hits may end inside a block the prompt's tail is registered there: 4,992 = 3 * 1,600 + 12 * 16."""
     engine = {"block_size": 1600, "prefix_match_unit": 16}
     run = traced(lab[version], observed(scenario(resent(5000), HYBRID, **engine)), tmp_path / "s.jsonl")
-    check(run)
-    inside: dict[int, list[int]] = {}
-    for span in run.named(names.STORE, "cold"):
-        for group, text in zip(span[names.GROUP_IDS], span[names.STORE_STORED], strict=True):
-            inside.setdefault(group, []).extend(position for position in positions(text) if position % 1600)
-    assert {group: 4992 in found for group, found in inside.items()} == dict.fromkeys(range(4), True)
+    # vLLM also moves such a key from block to block: what it holds in the end is what was stored, and nothing went.
+    (replica,) = run.said.replicas
+    held = Counter(replica.added)
+    held.subtract(replica.removed)
+    assert {group: len(set(found)) for group, found in stored_positions(run).items()} == held
+    assert not run.evicted()
+    for found in stored_positions(run, "cold").values():
+        assert [position for position in found if position % 1600] == [4992]
     assert run.one(names.LOOKUP, "repeat-0")[names.LOOKUP_HIT_TOKENS] == run.said.hits[1] == 4992
+
+
+def stored_positions(run: Run, request_id: str | None = None) -> dict[int, list[int]]:
+    """Return the positions that were stored, by group."""
+    found: dict[int, list[int]] = {}
+    for span in run.named(names.STORE, request_id):
+        for group, text in zip(span[names.GROUP_IDS], span[names.STORE_STORED], strict=True):
+            found.setdefault(group, []).extend(positions(text))
+    return found
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -138,12 +150,12 @@ def test_partial_tail(lab: Labs, tmp_path: Path, version: str) -> None:
 def test_the_pool_of_cpu_offload_is_not_ours(lab: Labs, tmp_path: Path, version: str, lazy: bool) -> None:
     """vLLM's CPU offloading runs a second coordinator and pool in the process: what they do is in no span.
 
-    The second pool has 70 blocks, and three prompts of 62 go through it: it stores and evicts, and gives back what the
-    first pool has lost.
+    The second pool has 130 blocks, and three prompts of 62 go through it: it stores and evicts, and gives back what
+    the first pool has lost of the second prompt.
     """
-    names_ = ("a", "b", "c", "c-again", "b-again", "a-again")
+    names_ = ("a", "b", "c", "b-again", "a-again")
     requests = [request(name, (name[0], 1000)) for name in names_]
-    engine = {"num_gpu_blocks": 100, "cpu_offload": {"blocks": 70, "lazy": lazy}}
+    engine = {"num_gpu_blocks": 100, "cpu_offload": {"blocks": 130, "lazy": lazy}}
     run = traced(lab[version], observed(scenario(requests, **engine)), tmp_path / "s.jsonl")
     check(run)
     assert sum(sent.external_tokens for sent in run.said.requests) > 0
