@@ -37,6 +37,10 @@ class Causes:
         self._taken: Recent[tuple[GatheredEvicts, int]] = Recent(limit)
         self._refusing: set[int] = set()
 
+    def __len__(self) -> int:
+        """Return how many states are held."""
+        return len(self._refused) + len(self._taken)
+
     def clear(self) -> None:
         """Forget all: the cache was cleared, or records are missing, so that nothing old is the cause for certain."""
         self._refused.clear()

@@ -179,6 +179,8 @@ class Read:
     attributes: dict[str, Any]
     resource: dict[str, Any]
     links: list[tuple[str, str]] = field(default_factory=list)
+    link_attributes: list[dict[str, Any]] = field(default_factory=list)
+    trace_state: str = ""
 
     def __getitem__(self, key: str) -> Any:
         return self.attributes[key]
@@ -201,6 +203,7 @@ def read_requests(requests: Sequence[ExportTraceServiceRequest]) -> list[Read]:
             span.name, span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex(), span.start_time_unix_nano,
             span.end_time_unix_nano, _plain(span.attributes), _plain(group.resource.attributes),
             [(link.trace_id.hex(), link.span_id.hex()) for link in span.links],
+            [_plain(link.attributes) for link in span.links], span.trace_state,
         )
         for request in requests
         for group in request.resource_spans
