@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID
+
 from otel_cache.semconv import names
-from otel_cache.sidecar.resource import ReplicaResource
 from otel_cache.sidecar.spans import SpanData
 
 DEFAULT_SHARE = 0.01
@@ -24,7 +25,7 @@ MEDIAN_FROM = 16
 FINE_GRID_TOKENS = 256
 """Replicas with hash blocks below this do without their own fingerprints: the common grid stays."""
 MAX_TRACES = 4096
-MAX_RESOURCES = 1024
+MAX_MEDIANS = 1024
 _FINE = frozenset([names.FINGERPRINT_VALUES, names.FINGERPRINT_FIRST])
 _LOW_BITS = (1 << 64) - 1
 _Key = TypeVar("_Key")
@@ -65,7 +66,7 @@ class Thinning:
         self._evicting: OrderedDict[int, None] = OrderedDict()
         self._decided: OrderedDict[int, bool] = OrderedDict()
         self._held: OrderedDict[int, list[SpanData]] = OrderedDict()
-        self._medians: OrderedDict[tuple[ReplicaResource, str], RunningMedian] = OrderedDict()
+        self._medians: OrderedDict[tuple[object, str], RunningMedian] = OrderedDict()
 
     def take(self, spans: Sequence[SpanData]) -> Iterator[SpanData]:
         """Yield those of `spans`, and of the workers' before them, that go out."""
@@ -121,10 +122,11 @@ class Thinning:
                 self.dropped += len(self._held.popitem(last=False)[1])
 
     def _long(self, span: SpanData, what: str, seconds: float) -> bool:
-        median = self._medians.get((span.resource, what))
+        key = (span.resource.attributes[SERVICE_INSTANCE_ID], what)
+        median = self._medians.get(key)
         if median is None:
             median = RunningMedian()
-            _remember(self._medians, (span.resource, what), median, MAX_RESOURCES)
+            _remember(self._medians, key, median, MAX_MEDIANS)
         return median.exceeds(seconds)
 
     def _in_share(self, trace: int) -> bool:

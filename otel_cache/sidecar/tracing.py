@@ -4,6 +4,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID
+
 from otel_cache.semconv import names
 from otel_cache.sidecar.resource import ReplicaResource
 from otel_cache.sidecar.sampling import TraceSampler
@@ -27,7 +29,7 @@ class TracingPlane:
         self.sampled_out = 0
         self._sampler = sampler
         self._thinning = thinning
-        self._untold: OrderedDict[ReplicaResource, int] = OrderedDict()
+        self._untold: OrderedDict[object, int] = OrderedDict()
         self._resources: OrderedDict[ReplicaResource, ReplicaResource] = OrderedDict()
 
     @property
@@ -53,7 +55,8 @@ class TracingPlane:
             return True
         self.sampled_out += 1
         if span.name in EVIDENCE:
-            self._untold[span.resource] = self._untold.pop(span.resource, 0) + 1
+            life = span.resource.attributes[SERVICE_INSTANCE_ID]
+            self._untold[life] = self._untold.pop(life, 0) + 1
             if len(self._untold) > MAX_RESOURCES:
                 self._untold.popitem(last=False)
         return False
@@ -63,7 +66,8 @@ class TracingPlane:
         if self._sampler.always and not self.sampled_out:
             return span
         changed = replace(span, resource=self._resource(span.resource))
-        if span.name in EVIDENCE and (dropped := self._untold.pop(span.resource, 0)):
+        life = span.resource.attributes[SERVICE_INSTANCE_ID]
+        if span.name in EVIDENCE and (dropped := self._untold.pop(life, 0)):
             changed.attributes = {**span.attributes, names.SAMPLING_DROPPED: dropped}
         return changed
 

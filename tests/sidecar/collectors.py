@@ -1,12 +1,17 @@
 """Real OTLP servers for tests: they keep what they are sent, and can be away, slow or unwilling."""
 
+import base64
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import grpc
+from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTracePartialSuccess,
     ExportTraceServiceRequest,
@@ -117,3 +122,19 @@ class HttpCollector:
         """Go away."""
         self._server.shutdown()
         self._server.server_close()
+
+
+def write_lines(requests: Sequence[ExportTraceServiceRequest], path: Path) -> None:
+    """Write what a collector took as its file exporter does: a request in OTLP JSON per line."""
+    with path.open("w") as file:
+        for request in requests:
+            file.write(json.dumps(_hex_ids(MessageToDict(request, use_integers_for_enums=True))) + "\n")
+
+
+def _hex_ids(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_hex_ids(each) for each in value]
+    if isinstance(value, dict):
+        ids = ("traceId", "spanId", "parentSpanId")
+        return {key: base64.b64decode(each).hex() if key in ids else _hex_ids(each) for key, each in value.items()}
+    return value
