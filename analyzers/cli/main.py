@@ -20,6 +20,7 @@ from otel_cache.package import VERSION
 
 VERBS = {
     "analyze": "Say why prompt tokens were not served from the prefix cache.",
+    "doctor": "Say whether vLLM would be traced here, and whether its traces arrive.",
     "lab": "Run vLLM's own scheduler on a CPU, from a scenario.",
     "run": "Run vLLM with the prefix cache traced.",
     "sidecar": "Run the process that builds spans and exports them.",

@@ -1,19 +1,12 @@
 """docs/signals.md against the registry of names, and the capture that ships against it too."""
 
-import json
 import re
 from importlib.resources import as_file, files
 
-import pytest
-from semconv.rules import assert_conforms, problems, seen
+from semconv.rules import assert_conforms, seen
 
 from docs.markdown import named, read, sections, table
-from otel_cache.records import Evict
 from otel_cache.semconv import names
-from otel_cache.sidecar.evidence import GatheredEvicts, reset_attributes
-from otel_cache.sidecar.otlp_json import encode_line
-from otel_cache.sidecar.resource import build_resource
-from otel_cache.sidecar.spans import Context, SpanData
 from scripts.semconv.registry import load
 
 TEXT = read("docs/signals.md")
@@ -55,17 +48,3 @@ def test_the_shipped_capture_is_as_registered() -> None:
     with as_file(files("analyzers") / "examples" / "model_case.jsonl") as path:
         assert_conforms(path, REGISTRY)
         assert set(seen(path)) >= {"", names.REQUEST, names.LOOKUP, names.GROUP_LOOKUP, names.STORE, names.STEP}
-
-
-@pytest.mark.parametrize("reason", ["allocation", "replaced", "reset"])
-def test_evictions_are_as_registered(reason: str) -> None:
-    """The capture that ships has none, so the sidecar's own builder is asked."""
-    record = Evict(7, 0, 10**9, 1, [1600, 3200], bytes(16), [b"", b"12345678"], [5, 6], [3, 4], reason)
-    built = [reset_attributes()] if reason == "reset" else GatheredEvicts(record).attributes({3: "a"}).values()
-    resource = build_resource("process", 0, {})
-    spans = [
-        SpanData(names.EVICT, Context(1, 2), None, 1, 2, {**attributes, names.EVIDENCE_NUMBER: 0}, resource)
-        for attributes in built
-    ]
-    found = [text for text in problems(json.loads(encode_line(spans)), REGISTRY) if names.EVICT in text]
-    assert spans and not found, found

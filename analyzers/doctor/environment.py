@@ -1,0 +1,72 @@
+"""What the environment variables ask for. They are those of vLLM's process only if doctor is run as vLLM is."""
+
+import sys
+from collections.abc import Collection, Iterator, Mapping
+
+from analyzers.doctor.checks import Check, ok, problem, warning
+from otel_cache.config import (
+    DISABLED_HOOKS,
+    ENABLED,
+    PLUGIN,
+    PLUGINS,
+    admits_plugin,
+    forbidden_by,
+    is_true,
+    read_config,
+    with_plugin,
+)
+from otel_cache.package import VERSION
+
+OLDEST_PYTHON = (3, 11)
+NEWEST_PYTHON = (3, 14)
+
+
+def check_environment(environ: Mapping[str, str], hooks: Collection[str]) -> Iterator[Check]:
+    """Yield what is to be said of `environ`; `hooks` are the hooks that there are, empty where not known."""
+    yield _versions()
+    yield _enabled(environ)
+    yield _plugins(environ)
+    yield from _disabled_hooks(environ, hooks)
+
+
+def _versions() -> Check:
+    python = ".".join(map(str, sys.version_info[:3]))
+    text = f"{VERSION}, Python {python} ({sys.executable})"
+    if OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
+        return ok("otel-cache", text)
+    return warning("otel-cache", f"{text}, which it was not tested with", "use Python 3.11 to 3.14")
+
+
+def _enabled(environ: Mapping[str, str]) -> Check:
+    if (variable := forbidden_by(environ)) is not None:
+        return problem("enabled", f"{variable}={environ[variable]} keeps the plugin off", f"unset {variable}")
+    value = environ.get(ENABLED)
+    if is_true(value):
+        return ok("enabled", f"{ENABLED}={value}")
+    says = f"{ENABLED}={value} keeps the plugin off" if value else f"off: {ENABLED} is not set in this environment"
+    ways = f"set {ENABLED}=true, or start vLLM with `otel-cache run --` or `opentelemetry-instrument`"
+    return problem("enabled", says, f"unset it or set it to true: {ways}") if value else warning("enabled", says, ways)
+
+
+def _plugins(environ: Mapping[str, str]) -> Check:
+    value = environ.get(PLUGINS)
+    if value is None:
+        return ok(PLUGINS, "not set: vLLM loads every plugin")
+    if admits_plugin(value):
+        return ok(PLUGINS, f"{value} admits {PLUGIN}")
+    says = f"{value!r} shuts {PLUGIN} out: vLLM does not load it"
+    return problem(PLUGINS, says, f"set {PLUGINS}={with_plugin(value)}")
+
+
+def _disabled_hooks(environ: Mapping[str, str], hooks: Collection[str]) -> Iterator[Check]:
+    disabled = read_config(environ).disabled_hooks
+    if not disabled:
+        yield ok("disabled hooks", "none")
+        return
+    known = disabled & set(hooks) if hooks else disabled
+    if known:
+        names = ", ".join(sorted(known))
+        yield warning("disabled hooks", f"{names}: what they record is missing", f"unset {DISABLED_HOOKS}")
+    if unknown := disabled - known:
+        says = f"{DISABLED_HOOKS} names {', '.join(sorted(unknown))}, which is no hook"
+        yield warning("disabled hooks", says, f"there are {', '.join(sorted(set(hooks)))}")

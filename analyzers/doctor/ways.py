@@ -1,0 +1,133 @@
+"""The way out: sidecar, file, collector, spool."""
+
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from analyzers.doctor.checks import Check, guarded, ok, problem, warning
+from otel_cache.config import OUT, SOCKET, SPOOL, read_config
+from otel_cache.errors import UsageError
+from otel_cache.package import VERSION
+from otel_cache.sidecar.status import Status, query_status
+
+COLLECTOR_SECONDS = 5
+"""What a collector may take to answer, where the environment does not say."""
+TIMEOUT = "OTEL_EXPORTER_OTLP_TIMEOUT"
+
+
+def check_sidecar(environ: Mapping[str, str]) -> tuple[Check, Status | None]:
+    """Return what is to be said of the sidecar, and how it is, where one answers."""
+    from otel_cache.sidecar.launch import default_socket, is_listening
+
+    named = read_config(environ).socket
+    try:
+        path = named or default_socket()
+    except UsageError as error:
+        return problem("sidecar", str(error), f"or name a socket in {SOCKET}"), None
+    if not is_listening(path):
+        if named is None:
+            return ok("sidecar", f"none yet on {path}: the first record starts one"), None
+        todo = f"run: otel-cache sidecar --socket {path}"
+        return problem("sidecar", f"none listens on {path}, and the plugin starts none on a named socket", todo), None
+    try:
+        status = query_status(path)
+    except UsageError as error:
+        return problem("sidecar", str(error), "end what listens there; the versions may be too far apart"), None
+    return _sidecar(path, status), status
+
+
+def _sidecar(path: str, status: Status) -> Check:
+    text = f"version {status.version}, process {status.pid}, listens on {path}; {status.processes} processes connected"
+    lost = {
+        "records never arrived": status.missing,
+        "records could not be read": status.malformed,
+        "records could not be made spans": status.failed,
+        "spans could not be written": status.spans_unwritten,
+        "spans were lost on their way to the collector": status.spans_lost,
+        "connections were refused": status.refused,
+    }
+    said = ", ".join(f"{count} {what}" for what, count in lost.items() if count)
+    if said:
+        return warning("sidecar", f"{text}; {said}", "run: otel-cache sidecar --status")
+    if status.version != VERSION:
+        return warning("sidecar", f"{text}; this is {VERSION}", "restart it, so that both are of one version")
+    return ok("sidecar", text)
+
+
+def check_file(environ: Mapping[str, str]) -> Iterator[Check]:
+    """Yield whether the evidence's file can be written, where one is named."""
+    if (out := read_config(environ).out) is None:
+        return
+    path = Path(out).absolute()
+    if path.is_dir():
+        yield problem("file", f"{OUT}={out} is a folder", f"name a file in it, such as {path / 'capture.jsonl'}")
+    elif not path.parent.is_dir():
+        yield problem("file", f"{OUT}={out}: there is no folder {path.parent}", "make it")
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        yield problem("file", f"{OUT}={out} cannot be written", "give this user access to it")
+    else:
+        yield ok("file", f"{path} can be written")
+
+
+def check_collector(environ: Mapping[str, str], status: Status | None) -> Check:
+    """Send the collector that the environment names an empty request, as the sidecar would send spans."""
+    from otel_cache.sidecar.exporters import Outcome, make_exporter, wants_export
+
+    if not wants_export(None, read_config(environ).out):
+        return ok("collector", "nothing is exported: a file is named and no endpoint, or export is turned off")
+    os.environ.setdefault(TIMEOUT, str(COLLECTOR_SECONDS))
+    # What the exporter says of each try is in its answer.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    try:
+        exporter, endpoint = make_exporter(None)
+    except UsageError as error:
+        return problem("collector", str(error), "correct the OTEL_EXPORTER_OTLP_ variables")
+    try:
+        answer = exporter.send(b"", 0)
+    finally:
+        exporter.shutdown()
+    todo = "start a collector there, or name yours in OTEL_EXPORTER_OTLP_ENDPOINT"
+    if answer.outcome is Outcome.AWAY:
+        return problem("collector", f"{endpoint} does not answer: {answer.error}", todo)
+    if answer.outcome is Outcome.REFUSED:
+        todo = "check OTEL_EXPORTER_OTLP_PROTOCOL, _HEADERS and _CERTIFICATE"
+        return problem("collector", f"{endpoint} refuses what is sent: {answer.error}", todo)
+    if status is not None and status.export_failed > status.export_succeeded:
+        says = f"{endpoint} answers, but the running sidecar's last export to {status.endpoint} failed"
+        return warning("collector", f"{says}: {status.export_error}", "compare the sidecar's environment with this one")
+    return ok("collector", f"{endpoint} answers")
+
+
+def check_spool(environ: Mapping[str, str]) -> Check:
+    """Return whether spans can wait on disk while the collector is away."""
+    from otel_cache.sidecar.settings import read_settings
+
+    try:
+        settings = read_settings(environ)
+    except UsageError as error:
+        return problem("spool", str(error), "correct the variable")
+    if settings.spool is None:
+        return ok("spool", "none: while the collector is away spans wait in memory alone")
+    path, limit = Path(settings.spool), settings.spool_bytes
+    return guarded("spool", lambda: _spool(path, limit))
+
+
+def _spool(path: Path, limit: int) -> Check:
+    existing = next(each for each in (path, *path.parents) if each.exists())
+    if not existing.is_dir():
+        return problem("spool", f"{existing} is not a folder", f"name another one in {SPOOL}")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return problem("spool", f"{path} cannot be written: {existing} belongs to others", f"name another in {SPOOL}")
+    free = shutil.disk_usage(existing).free
+    text = f"{path}, at most {limit >> 20} MiB"
+    if free < limit:
+        return warning(
+            "spool", f"{text}, of which {free >> 20} MiB are free", f"free space, or set {SPOOL}_BYTES lower"
+        )
+    mode = stat.S_IMODE(existing.stat().st_mode)
+    if existing == path and mode & 0o022:
+        return warning("spool", f"{text}; others may write to it (mode {mode:03o})", f"chmod 700 {path}")
+    return ok("spool", text if existing == path else f"{text}; it will be made")

@@ -1,0 +1,180 @@
+"""What doctor says of the environment, the key, the spool and the running servers."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from analyzers.doctor.checks import OK, PROBLEM, WARNING, Check
+from analyzers.doctor.context import check_context
+from analyzers.doctor.environment import check_environment
+from analyzers.doctor.key import check_key
+from analyzers.doctor.servers import Server, running_servers
+from analyzers.doctor.vllm import Found, Verdict, check_vllm
+from analyzers.doctor.ways import check_file, check_spool
+from otel_cache.keys import KEY_BYTES
+
+HOOKS = ("schedule", "lookup")
+PREFIX = "OTEL_PYTHON_VLLM_CACHE_"
+ENABLED = PREFIX + "ENABLED"
+SECRET = "horse battery staple"
+
+
+def found(name: str, environ: dict[str, str]) -> list[Check]:
+    """Return the checks of this name."""
+    return [check for check in check_environment(environ, HOOKS) if check.name == name]
+
+
+@pytest.mark.parametrize(
+    ("environ", "level", "says", "todo"),
+    [
+        ({ENABLED: "true"}, OK, f"{ENABLED}=true", ""),
+        ({}, WARNING, "is not set in this environment", "opentelemetry-instrument"),
+        ({ENABLED: "no"}, PROBLEM, "ENABLED=no keeps the plugin off", "set it to true"),
+        ({ENABLED: "true", "OTEL_SDK_DISABLED": "true"}, PROBLEM, "OTEL_SDK_DISABLED=true", "unset OTEL_SDK_DISABLED"),
+        (
+            {ENABLED: "true", "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "flask,vllm_cache"},
+            PROBLEM,
+            "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=flask,vllm_cache keeps",
+            "unset",
+        ),
+    ],
+)
+def test_enabled(environ: dict[str, str], level: str, says: str, todo: str) -> None:
+    """Off is a warning, since what starts vLLM may turn it on; what keeps it off is a problem."""
+    (check,) = found("enabled", environ)
+    assert check.level == level
+    assert says in check.says
+    assert todo in check.todo
+
+
+@pytest.mark.parametrize(
+    ("plugins", "level", "todo"),
+    [
+        (None, OK, ""),
+        ("a,otel_cache", OK, ""),
+        ("a", PROBLEM, "set VLLM_PLUGINS=a,otel_cache"),
+        ("", PROBLEM, "set VLLM_PLUGINS=otel_cache"),
+    ],
+)
+def test_plugins(plugins: str | None, level: str, todo: str) -> None:
+    """A list without our name, and an empty list, shut us out."""
+    (check,) = found("VLLM_PLUGINS", {} if plugins is None else {"VLLM_PLUGINS": plugins})
+    assert (check.level, check.todo) == (level, todo)
+
+
+def test_disabled_hooks() -> None:
+    """Hooks that are left out, and names that are no hooks."""
+    assert [check.level for check in found("disabled hooks", {})] == [OK]
+    left_out, unknown = found("disabled hooks", {PREFIX + "DISABLED_HOOKS": "lookup,lokup"})
+    assert (left_out.level, left_out.says) == (WARNING, "lookup: what they record is missing")
+    assert "names lokup, which is no hook" in unknown.says
+    assert unknown.todo == "there are lookup, schedule"
+
+
+def test_the_key_is_named_and_never_shown(tmp_path: Path) -> None:
+    """From a variable, from a file that others can read or not, from an empty or missing one."""
+    given = check_key({PREFIX + "FINGERPRINT_KEY": SECRET})
+    assert (given.level, given.says.split(",")[0]) == (OK, f"from {PREFIX}FINGERPRINT_KEY")
+
+    path = tmp_path / "key"
+    variables = {PREFIX + "FINGERPRINT_KEY_FILE": str(path)}
+    assert (check_key(variables).level, "No such file" in check_key(variables).says) == (PROBLEM, True)
+    path.write_text("")
+    assert "is empty" in check_key(variables).says
+    path.write_text(SECRET)
+    path.chmod(0o640)
+    open_to_others = check_key(variables)
+    assert (open_to_others.level, open_to_others.todo) == (WARNING, f"chmod 600 {path}")
+    path.chmod(0o600)
+    private = check_key(variables)
+    assert private.level == OK
+    # One key, one id, wherever it comes from.
+    assert private.says.rpartition(" ")[2] == given.says.rpartition(" ")[2]
+    assert SECRET not in f"{given}{open_to_others}{private}"
+
+
+def test_the_hosts_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not there yet, kept, damaged: doctor makes none."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    path = tmp_path / "otel-cache" / "fingerprint.key"
+    assert "a random one will be kept" in check_key({}).says
+    assert not path.exists()
+    path.parent.mkdir()
+    path.write_bytes(bytes(KEY_BYTES))
+    path.chmod(0o600)
+    assert check_key({}).level == OK
+    path.write_bytes(b"short")
+    assert (check_key({}).level, check_key({}).todo) == (PROBLEM, f"remove {path}")
+
+
+def test_spool(tmp_path: Path) -> None:
+    """Usable, made later, in the way, too little room, impossible, off."""
+    spool, size = PREFIX + "SPOOL", PREFIX + "SPOOL_BYTES"
+    assert check_spool({spool: str(tmp_path)}).level == OK
+    assert "will be made" in check_spool({spool: str(tmp_path / "a" / "b")}).says
+    (tmp_path / "file").touch()
+    assert "is not a folder" in check_spool({spool: str(tmp_path / "file" / "spool")}).says
+    tight = check_spool({spool: str(tmp_path), size: "900000G"})
+    assert (tight.level, "are free" in tight.says) == (WARNING, True)
+    assert check_spool({spool: str(tmp_path), size: "some"}).level == PROBLEM
+    assert "in memory alone" in check_spool({spool: "off"}).says
+    tmp_path.chmod(0o777)
+    assert check_spool({spool: str(tmp_path)}).todo == f"chmod 700 {tmp_path}"
+
+
+def test_file(tmp_path: Path) -> None:
+    """The evidence's file, where one is named."""
+    out = PREFIX + "OUT"
+    assert list(check_file({})) == []
+    assert [check.level for check in check_file({out: str(tmp_path / "spans.jsonl")})] == [OK]
+    assert [check.todo for check in check_file({out: str(tmp_path / "none" / "spans.jsonl")})] == ["make it"]
+    assert "is a folder" in next(check_file({out: str(tmp_path)})).says
+
+
+@pytest.mark.parametrize(
+    ("arguments", "traced"),
+    [
+        (["vllm", "serve", "MODEL"], False),
+        (["/opt/bin/vllm", "serve", "MODEL", "--otlp-traces-endpoint", "http://localhost:4317"], True),
+        (["-m", "vllm.entrypoints.openai.api_server", "--otlp_traces_endpoint=http://localhost:4317"], True),
+        (["vllm", "serve", "--config", "serve.yaml"], None),
+    ],
+)
+def test_running_servers_are_told_by_their_arguments(arguments: list[str], traced: bool | None) -> None:
+    """Real processes with such a command line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()", *arguments], stdin=subprocess.PIPE
+    )
+    try:
+        deadline = time.monotonic() + 10
+        while (mine := [one for one in running_servers() if one.pid == process.pid]) == []:
+            assert time.monotonic() < deadline
+        assert mine == [Server(process.pid, traced)]
+        check = check_context(None, mine)
+        assert check.level == (WARNING if traced is False else OK)
+        assert (str(process.pid) in check.says) is (traced is False)
+    finally:
+        process.communicate()
+    assert os.getpid() not in {one.pid for one in running_servers()}
+
+
+def test_verdicts() -> None:
+    """A required method that is missing leaves vLLM unpatched; an optional one is left out."""
+    verdicts = [
+        Verdict("schedule", "Scheduler.schedule", True, ""),
+        Verdict("partial_store", "BlockPool.cache_partial_block", False, "vLLM's BlockPool has no such method"),
+    ]
+    sound = list(check_vllm(Found(True, "/x/vllm/__init__.py", True, "0.32.0", True, verdicts)))
+    assert {check.level for check in sound} == {OK}
+    assert sound[-1].says == "vLLM would be patched: 1 of 2 hooks"
+
+    verdicts[0] = Verdict("schedule", "Scheduler.schedule", True, "vLLM's Scheduler has no method schedule")
+    broken = list(check_vllm(Found(True, "/x/vllm/__init__.py", False, "0.40.0", False, verdicts)))
+    levels = {check.name: check.level for check in broken}
+    assert levels["vllm"] == WARNING
+    assert (levels["plugin"], levels["hook schedule"], levels["patch"]) == (PROBLEM, PROBLEM, PROBLEM)
+    assert [check.level for check in check_vllm(Found(False))] == [PROBLEM]
