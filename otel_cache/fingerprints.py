@@ -1,211 +1,232 @@
 """Keyed fingerprints of prefixes: they tell where two prompts part, and nothing of what they hold.
 
-The fingerprint of a position is the first 8 bytes of the SHA-256 of a secret block and every token before it, so two
-requests with equal fingerprints at a position share their whole prefix up to there. Without the key nothing can be
-tried out against them; cut to 8 bytes, none can be extended. SHA-256 because processors have instructions for it: on
-blocks of 16 tokens it costs half of what BLAKE2 does. Multimodal items enter the hash at their offset.
+The fingerprint of a position is a pseudorandom function of a universal hash of all tokens before it (Wegman and Carter,
+"New hash functions and their use in authentication and set equality", 1981). The hash is two sums, modulo 2**64, of
+token times weight, with a secret weight for every position (the multilinear family: Lemire and Kaser, "Strongly
+universal string hashing is fast", 2014): two prefixes of 32-bit tokens collide with a probability below 2**-64. The
+function is AES of both sums, cut to 8 bytes. Without the key nothing can be tried out against a fingerprint, and none
+says more than whether two are equal.
+
+Sums, unlike a chained digest, are computed for a whole prompt in a few vector operations that give the interpreter
+back to the scheduler's thread, and go on from any position whose sums are known. A multimodal item adds a secret
+number of its own to every position behind its offset.
 """
 
-import os
+import sys
 import time
 from array import array
 from collections.abc import Sequence
-from hashlib import blake2b, sha256
-from itertools import pairwise
-from pathlib import Path
+from hashlib import blake2b
+from itertools import accumulate
+from operator import mul
+from struct import Struct
 from typing import Any
 
-from otel_cache.config import Config
-from otel_cache.errors import UsageError
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
 from otel_cache.records import FINGERPRINT_BYTES
 from otel_cache.semconv.grid import common_grid
 
-KEY_BYTES = 32
+Sums = tuple[int, int]
+Words = NDArray[np.uint64]
 
-_SLICE = 64
-_TOKEN_TYPE = "i"
-_TOKEN_BYTES = array(_TOKEN_TYPE).itemsize
-
-
-def _encode(tokens: Sequence[int]) -> bytes:
-    return array(_TOKEN_TYPE, tokens).tobytes()
-
-
-def load_key(config: Config) -> bytes:
-    """Return the key of the fingerprints: from the configuration, else a random one kept for this host's user.
-
-    Raises:
-        UsageError: the key file cannot be read or is empty.
-
-    """
-    if config.fingerprint_key is not None:
-        return blake2b(config.fingerprint_key.encode(), digest_size=KEY_BYTES).digest()
-    if config.fingerprint_key_file is not None:
-        try:
-            text = Path(config.fingerprint_key_file).read_bytes().strip()
-        except OSError as error:
-            raise UsageError(f"fingerprint key file {config.fingerprint_key_file}: {error.strerror}") from error
-        if not text:
-            raise UsageError(f"fingerprint key file {config.fingerprint_key_file} is empty")
-        return blake2b(text, digest_size=KEY_BYTES).digest()
-    return _host_key()
+SUMS_BYTES = 16
+_PAIR = Struct("=QQ")
+_SLICE = 4096
+_FEW = 64
+"""Tokens below which plain integers are quicker than vectors."""
+_MASK = (1 << 64) - 1
+_TOKEN_MASK = (1 << 32) - 1
 
 
-def host_key_path() -> Path:
-    """Return where this user's random key on this host is kept.
+class Printer:
+    """What is secret about fingerprints: the weights of positions, and the function of the sums."""
 
-    Raises:
-        RuntimeError: the user has no home, and no other place is named.
+    def __init__(self, key: bytes) -> None:
+        """Derive both from `key`."""
+        self._key = key
+        self._cipher = Cipher(algorithms.AES(self._derive(b"function")), modes.ECB()).encryptor()
+        self._weights: Words = np.empty((2, 0), np.uint64)
+        self._units: Words = np.zeros((2, 1), np.uint64)
+        self.reserve(1 << 14)
 
-    """
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "otel-cache" / "fingerprint.key"
+    def reserve(self, tokens: int) -> None:
+        """Make weights for the first `tokens` positions."""
+        if tokens <= self._weights.shape[1]:
+            return
+        count = max(tokens, 2 * self._weights.shape[1])
+        stream = Cipher(algorithms.AES(self._derive(b"weights")), modes.CTR(bytes(16))).encryptor()
+        words = np.frombuffer(stream.update(bytes(SUMS_BYTES * count)), np.uint64)
+        if sys.byteorder == "big":
+            words = words.byteswap()
+        self._weights = np.ascontiguousarray(words.reshape(count, 2).T)
+        self._units = np.zeros((2, count + 1), np.uint64)
+        np.cumsum(self._weights, axis=1, out=self._units[:, 1:])
 
+    def weights(self, start: int, end: int) -> Words:
+        """Return the weights of the tokens [start, end): 2 rows."""
+        self.reserve(end)
+        return self._weights[:, start:end]
 
-def _host_key() -> bytes:
-    """Return this user's key on this host, made on first use; a private one where it cannot be kept."""
-    try:
-        path = host_key_path()
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Written aside and linked, so that processes that start at once agree and none reads half a key.
-        aside = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-        if not path.exists():
-            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(os.urandom(KEY_BYTES))
-            try:
-                os.link(aside, path)
-            except FileExistsError:
-                pass
-            finally:
-                aside.unlink()
-        key = path.read_bytes()
-        if len(key) == KEY_BYTES:
-            return key
-    except (OSError, RuntimeError):
-        pass
-    return os.urandom(KEY_BYTES)
+    def item(self, offset: int, identifier: bytes) -> Sums:
+        """Return what a multimodal item at `offset` adds to the sums."""
+        drawn = blake2b(offset.to_bytes(8, "big") + identifier, key=self._key, digest_size=SUMS_BYTES)
+        return int.from_bytes(drawn.digest()[:8], "big"), int.from_bytes(drawn.digest()[8:], "big")
 
+    def finish(self, marks: "Sequence[int] | NDArray[np.int64]", sums: Words) -> bytes:
+        """Return the fingerprints, 8 bytes each, of prefixes of `marks` tokens with `sums`: a row of 2 each."""
+        # Every token counts as one more than it is: else a prefix and the same with a token 0 behind it are one.
+        whole = sums + self._units[:, marks].T
+        encrypted = self._cipher.update(np.ascontiguousarray(whole, dtype="<u8").tobytes())
+        return np.frombuffer(encrypted, np.uint64)[::2].tobytes()
 
-def key_id(key: bytes) -> str:
-    """Return a short public name of `key`; fingerprints under different names never compare."""
-    return blake2b(b"key id", key=key, digest_size=4).hexdigest()
-
-
-def digest(key: bytes, *parts: bytes) -> bytes:
-    """Return the keyed digest (8 bytes) of `parts`, each with its length, so that parts cannot run together."""
-    hasher = blake2b(key=key, digest_size=FINGERPRINT_BYTES)
-    for part in parts:
-        hasher.update(len(part).to_bytes(8, "big") + part)
-    return hasher.digest()
+    def _derive(self, purpose: bytes) -> bytes:
+        return blake2b(purpose, key=self._key, digest_size=16).digest()
 
 
 class Chain:
     """The fingerprints of one request's tokens, computed once and extended as the request grows.
 
-    Args:
-        key: the key.
-        step: tokens between fingerprints (the replica's hash block).
-        lookahead: tokens beyond a position that its fingerprint covers too.
-        items: (offset, identifier) of multimodal items, by ascending offset.
+    Attributes:
+        base: positions above it have fingerprints here.
 
     """
 
-    def __init__(self, key: bytes, step: int, lookahead: int, items: Sequence[tuple[int, bytes]] = ()) -> None:
-        self._hasher = sha256(key.ljust(sha256().block_size, b"\0"))
+    def __init__(
+        self, printer: Printer, step: int, lookahead: int = 0, items: Sequence[tuple[int, bytes]] = ()
+    ) -> None:
+        """Begin with no tokens.
+
+        Args:
+            printer: the key's.
+            step: tokens between fingerprints (the replica's hash block).
+            lookahead: tokens beyond a position that its fingerprint covers too.
+            items: (offset, identifier) of multimodal items.
+
+        """
+        self.base = 0
+        self._printer = printer
         self._step = step
         self._lookahead = lookahead
-        self._items = list(items)
-        self._position = 0
+        self._items = [(offset, printer.item(offset, identifier)) for offset, identifier in items]
+        self._tokens = 0
+        self._now: Sums = (0, 0)
+        self._values = bytearray()
+        self._sums = bytearray()
         self._common: dict[int, bytes] = {}
-        self.values = bytearray()
+        self._plain: dict[int, bytes] = {}
 
     @property
     def upto(self) -> int:
         """The last position that has a fingerprint, in tokens."""
-        return len(self.values) // FINGERPRINT_BYTES * self._step
+        return self.base + len(self._values) // FINGERPRINT_BYTES * self._step
+
+    def resume(self, position: int, sums: Sums) -> None:
+        """Go on from `position`, whose sums (`sums_between`) another chain of the same tokens has told."""
+        self.base, self._tokens, self._now = position, position + self._lookahead, sums
+        self._values.clear()
+        self._sums.clear()
+        self._common.clear()
+        self._plain.clear()
 
     def extend(self, tokens: Sequence[int], upto: int) -> None:
         """Compute the fingerprints of all positions whose tokens lie within the first `upto` of `tokens`."""
-        first = self.upto + self._step + self._lookahead
-        own = range(first, upto + 1, self._step)
-        common = common_grid(self._position, upto)
-        marks: Sequence[int] = own
-        if any(mark not in own for mark in common):
-            marks = sorted({*own, *common})
-        for start in range(0, len(marks), _SLICE):
-            if start:
-                time.sleep(0)  # gives the interpreter back to the scheduler thread
-            self._mark(tokens, marks[start : start + _SLICE], own)
-        for mark in common:
-            if mark in own:
-                self._common[mark] = self.at(mark - self._lookahead)
+        while self._tokens < upto:
+            start, end = self._tokens, min(upto, self._tokens + _SLICE)
+            if start and end - start == _SLICE:
+                time.sleep(0)  # gives the interpreter back to the scheduler's thread
+            first = self.upto + self._step + self._lookahead
+            own = range(first, end + 1, self._step)
+            common = common_grid(start, end)
+            marks = [*own, *common]
+            few = end - start <= _FEW
+            sums, self._now = (self._add_few if few else self._add)(tokens[start:end], start, marks)
+            self._tokens = end
+            if marks:
+                self._take(len(own), marks, sums)
 
-    def _mark(self, tokens: Sequence[int], marks: Sequence[int], own: range) -> None:
-        """Take the fingerprint at each of `marks`; those that are not the chain's own belong to the common grid."""
-        begin, end = self._position, marks[-1]
-        if self._items and self._items[0][0] < end:
-            values = self._through_items(tokens, marks)
-        else:
-            data = memoryview(_encode(tokens[begin:end]))
-            bounds = [0, *((mark - begin) * _TOKEN_BYTES for mark in marks)]
-            update, copy = self._hasher.update, self._hasher.copy
-            values = []
-            for start, stop in pairwise(bounds):
-                update(data[start:stop])
-                values.append(copy().digest()[:FINGERPRINT_BYTES])
-        self._position = end
-        if isinstance(marks, range):
-            self.values += b"".join(values)
-            return
-        for mark, value in zip(marks, values, strict=True):
-            if mark in own:
-                self.values += value
-            else:
-                self._common[mark] = value
+    def _add(self, tokens: Sequence[int], start: int, marks: Sequence[int]) -> tuple[Words, Sums]:
+        """Return the sums at `marks`, a row each, and after all of `tokens`, the first of which is number `start`."""
+        words = np.frombuffer(_encode(tokens), np.uint64)
+        running = np.cumsum(words * self._printer.weights(start, start + len(words)), axis=1, dtype=np.uint64)
+        running += np.array(self._now, np.uint64)[:, None]
+        at = np.array(marks, np.int64) - (start + 1)
+        return running[:, at].T, (int(running[0, -1]), int(running[1, -1]))
 
-    def _through_items(self, tokens: Sequence[int], marks: Sequence[int]) -> list[bytes]:
-        values = []
-        for start, mark in pairwise([self._position, *marks]):
-            self._feed(self._hasher, tokens, start, mark)
-            self._items = [item for item in self._items if item[0] >= mark]
-            values.append(self._hasher.copy().digest()[:FINGERPRINT_BYTES])
-        return values
+    def _add_few(self, tokens: Sequence[int], start: int, marks: Sequence[int]) -> tuple[Words, Sums]:
+        weights, counted = self._printer.weights(start, start + len(tokens)).tolist(), _encode(tokens)
+        first, second = (
+            list(accumulate(map(mul, counted, row), initial=before))
+            for row, before in zip(weights, self._now, strict=True)
+        )
+        rows = [(first[mark - start] & _MASK, second[mark - start] & _MASK) for mark in marks]
+        return np.array(rows, np.uint64).reshape(-1, 2), (first[-1] & _MASK, second[-1] & _MASK)
 
-    def whole(self, tokens: Sequence[int], upto: int) -> bytes:
-        """Return the fingerprint of the first `upto` tokens, which must not lie before what is hashed already."""
-        self.extend(tokens, upto)
-        rest = self._hasher.copy()
-        self._feed(rest, tokens, self._position, upto)
-        return rest.digest()[:FINGERPRINT_BYTES]
+    def _take(self, own: int, marks: Sequence[int], sums: Words) -> None:
+        values = self._finish(marks, sums)
+        self._values += values[: own * FINGERPRINT_BYTES]
+        self._sums += sums[:own].tobytes()
+        if common := marks[own:]:
+            self._common.update(zip(common, split(values[own * FINGERPRINT_BYTES :]), strict=True))
+            if self._items:
+                plain = self._printer.finish(common, sums[own:])
+                self._plain.update(zip(common, split(plain), strict=True))
+
+    def _finish(self, marks: Sequence[int], sums: Words) -> bytes:
+        if not self._items:
+            return self._printer.finish(marks, sums)
+        sums = sums.copy()
+        for offset, added in self._items:
+            sums[np.array(marks) > offset] += np.array(added, np.uint64)
+        return self._printer.finish(marks, sums)
+
+    def whole(self) -> bytes:
+        """Return the fingerprint of all tokens that the chain was extended to."""
+        return self._finish([self._tokens], np.array([self._now], np.uint64))
 
     def at(self, position: int) -> bytes:
         """Return the fingerprint at `position`, empty where there is none."""
-        end = position // self._step * FINGERPRINT_BYTES
-        return bytes(self.values[end - FINGERPRINT_BYTES : end]) if position and not position % self._step else b""
+        if position <= self.base or (position - self.base) % self._step:
+            return b""
+        end = (position - self.base) // self._step * FINGERPRINT_BYTES
+        return bytes(self._values[end - FINGERPRINT_BYTES : end])
 
     def between(self, after: int, upto: int) -> bytes:
-        """Return the fingerprints of the positions in (after, upto], one after the other."""
-        return bytes(self.values[after // self._step * FINGERPRINT_BYTES : upto // self._step * FINGERPRINT_BYTES])
+        """Return the fingerprints of the positions in (after, upto], one after the other; `after` from `base` on."""
+        return _cut(self._values, FINGERPRINT_BYTES, after - self.base, upto - self.base, self._step)
+
+    def sums_between(self, after: int, upto: int) -> bytes:
+        """Return the sums at the positions in (after, upto], 16 bytes each: for `resume`, and never to be sent."""
+        return _cut(self._sums, SUMS_BYTES, after - self.base, upto - self.base, self._step)
 
     def common(self, after: int, upto: int) -> bytes:
         """Return the fingerprints of the common grid in (after, upto]; they cover no lookahead."""
         return b"".join(self._common[mark] for mark in common_grid(after, upto))
 
-    def ladder(self, below: int) -> bytes:
-        """Return the fingerprints at step, 2 * step, 4 * step, ... below `below`."""
-        rungs = []
-        position = self._step
-        while position < below:
-            rungs.append(self.at(position))
-            position *= 2
-        return b"".join(rungs)
+    def plain(self, after: int, upto: int) -> bytes:
+        """Return `common` without the multimodal items; empty where there are none."""
+        return b"".join(self._plain[mark] for mark in common_grid(after, upto)) if self._items else b""
 
-    def _feed(self, hasher: Any, tokens: Sequence[int], start: int, end: int) -> None:
-        for offset, identifier in self._items:
-            if offset >= end:
-                break
-            hasher.update(_encode(tokens[start:offset]))
-            hasher.update(b"item" + len(identifier).to_bytes(8, "big") + identifier)
-            start = offset
-        hasher.update(_encode(tokens[start:end]))
+
+def split(values: bytes) -> list[bytes]:
+    """Return concatenated fingerprints one by one."""
+    return [values[at : at + FINGERPRINT_BYTES] for at in range(0, len(values), FINGERPRINT_BYTES)]
+
+
+def read_sums(data: bytes) -> Sums:
+    """Return the sums in 16 bytes of `Chain.sums_between`."""
+    first, second = _PAIR.unpack(data)
+    return first, second
+
+
+def _cut(data: bytearray, size: int, after: int, upto: int, step: int) -> bytes:
+    return bytes(data[after // step * size : upto // step * size]) if upto > after else b""
+
+
+def _encode(tokens: Sequence[int]) -> "array[Any]":
+    try:
+        return array("Q", tokens)
+    except OverflowError:  # placeholders below 0
+        return array("Q", [token & _TOKEN_MASK for token in tokens])

@@ -1,40 +1,86 @@
-"""Fingerprints against a brute-force reference: the keyed hash of every prefix, computed from its start each time."""
+"""Fingerprints against a brute-force reference: the formula, worked out for every prefix from its start each time."""
 
-from array import array
-from hashlib import sha256
+import struct
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_cache.config import read_config
 from otel_cache.errors import UsageError
-from otel_cache.fingerprints import Chain, digest, key_id, load_key
+from otel_cache.fingerprints import Chain, Printer, read_sums
+from otel_cache.keys import digest, key_id, load_key
 from otel_cache.semconv.grid import common_grid
 
 KEY = b"k" * 32
-TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=700)
+PRINTER = Printer(KEY)
+TOKENS = st.lists(st.integers(-1, 2**31 - 1), max_size=700)
+ITEMS = st.lists(st.tuples(st.integers(0, 700), st.binary(max_size=9)), max_size=3)
 
 
-def prefix(tokens: list[int], end: int, key: bytes = KEY) -> bytes:
-    """Return the keyed hash of the first `end` tokens."""
-    return sha256(key.ljust(64, b"\0") + array("i", tokens[:end]).tobytes()).digest()[:8]
+def prefix(tokens: list[int], end: int, items: list[tuple[int, bytes]] | None = None) -> bytes:
+    """Return the fingerprint of the first `end` tokens, by the formula."""
+    stream = cipher("weights", modes.CTR(bytes(16))).update(bytes(16 * end))
+    weights = struct.unpack(f"<{2 * end}Q", stream)
+    sums = [0, 0]
+    for row in (0, 1):
+        sums[row] = sum((token % 2**32 + 1) * weight for token, weight in zip(tokens[:end], weights[row::2], strict=True))
+        for offset, identifier in items or []:
+            if offset < end:
+                drawn = blake2b(offset.to_bytes(8, "big") + identifier, key=KEY, digest_size=16).digest()
+                sums[row] += int.from_bytes(drawn[8 * row : 8 * row + 8], "big")
+    return cipher("function", modes.ECB()).update(struct.pack("<2Q", *(each % 2**64 for each in sums)))[:8]
 
 
-@given(TOKENS, st.sampled_from([1, 3, 16, 64, 100]), st.integers(0, 3), st.lists(st.integers(0, 700), max_size=4))
-def test_chain(tokens: list[int], step: int, lookahead: int, stops: list[int]) -> None:
-    """However a chain grew, its fingerprints are those of the prefixes, lookahead included."""
-    chain = Chain(KEY, step, lookahead)
+def cipher(purpose: str, mode: modes.Mode):  # type: ignore[no-untyped-def]
+    """Return the encryptor for one use of the key."""
+    return Cipher(algorithms.AES(blake2b(purpose.encode(), key=KEY, digest_size=16).digest()), mode).encryptor()
+
+
+@given(
+    TOKENS, st.sampled_from([1, 3, 16, 64, 100]), st.integers(0, 3), st.lists(st.integers(0, 700), max_size=4), ITEMS
+)
+def test_chain(
+    tokens: list[int], step: int, lookahead: int, stops: list[int], items: list[tuple[int, bytes]]
+) -> None:
+    """However a chain grew, its fingerprints are those of the prefixes, lookahead and items included."""
+    chain = Chain(PRINTER, step, lookahead, items)
     for stop in sorted(min(stop, len(tokens)) for stop in stops):
         chain.extend(tokens, stop)
-    assert chain.whole(tokens, len(tokens)) == prefix(tokens, len(tokens))
+    chain.extend(tokens, len(tokens))
+    assert chain.whole() == prefix(tokens, len(tokens), items)
     positions = range(step, max(len(tokens) - lookahead, 0) + 1, step)
-    assert chain.upto == (positions[-1] if positions else 0)
-    assert bytes(chain.values) == b"".join(prefix(tokens, p + lookahead) for p in positions)
-    assert chain.common(0, len(tokens)) == b"".join(prefix(tokens, p) for p in common_grid(0, len(tokens)))
+    last = positions[-1] if positions else 0
+    assert chain.upto == last
+    assert chain.between(0, last) == b"".join(prefix(tokens, p + lookahead, items) for p in positions)
+    grid = common_grid(0, len(tokens))
+    assert chain.common(0, len(tokens)) == b"".join(prefix(tokens, p, items) for p in grid)
+    assert chain.plain(0, len(tokens)) == (b"".join(prefix(tokens, p) for p in grid) if items else b"")
     for position in positions:
-        assert chain.at(position) == prefix(tokens, position + lookahead)
+        assert chain.at(position) == prefix(tokens, position + lookahead, items)
+
+
+@given(TOKENS, st.sampled_from([1, 16, 100]), st.integers(0, 3), st.data(), ITEMS)
+def test_resumed(
+    tokens: list[int], step: int, lookahead: int, data: st.DataObject, items: list[tuple[int, bytes]]
+) -> None:
+    """A chain that goes on from another's sums has what the other would have had."""
+    whole = Chain(PRINTER, step, lookahead, items)
+    whole.extend(tokens, len(tokens))
+    if not whole.upto:
+        return
+    position = step * data.draw(st.integers(1, whole.upto // step))
+    resumed = Chain(PRINTER, step, lookahead, items)
+    resumed.resume(position, read_sums(whole.sums_between(position - step, position)))
+    resumed.extend(tokens, len(tokens))
+    assert resumed.upto == whole.upto
+    assert resumed.between(position, whole.upto) == whole.between(position, whole.upto)
+    assert resumed.sums_between(position, whole.upto) == whole.sums_between(position, whole.upto)
+    assert resumed.common(position + lookahead, len(tokens)) == whole.common(position + lookahead, len(tokens))
+    assert resumed.whole() == whole.whole()
 
 
 @given(TOKENS, TOKENS, TOKENS)
@@ -43,7 +89,7 @@ def test_equal_where_the_prefix_is(shared: list[int], one: list[int], other: lis
     first, second = shared + one, shared + other
     chains = []
     for tokens in (first, second):
-        chain = Chain(KEY, 16, 0)
+        chain = Chain(PRINTER, 16)
         chain.extend(tokens, len(tokens))
         chains.append(chain)
     for position in range(16, min(len(first), len(second)) + 1, 16):
@@ -51,21 +97,34 @@ def test_equal_where_the_prefix_is(shared: list[int], one: list[int], other: lis
         assert (chains[0].at(position) == chains[1].at(position)) is same
 
 
+@pytest.mark.parametrize("length", [4096, 4097, 12_288, 20_000])
+def test_long_prompts(length: int) -> None:
+    """Slices and more weights change nothing; a prompt with zeros behind it is another one."""
+    tokens = [7 * number % 150_000 for number in range(length)]
+    chain = Chain(PRINTER, 16)
+    chain.extend(tokens, length)
+    assert chain.at(length // 16 * 16) == prefix(tokens, length // 16 * 16)
+    longer = Chain(PRINTER, 16)
+    longer.extend([*tokens, 0, 0], length + 2)
+    assert longer.whole() != chain.whole() == prefix(tokens, length)
+
+
 def test_items_part_prompts() -> None:
-    """Two prompts whose second image differs agree up to that image and no further."""
+    """Two prompts whose second image differs agree up to that image and no further, and in their tokens all along."""
     tokens = [7] * 256
     chains = []
     for image in (b"cat", b"dog"):
-        chain = Chain(KEY, 16, 0, [(40, b"bird"), (100, image)])
+        chain = Chain(PRINTER, 16, 0, [(40, b"bird"), (100, image)])
         chain.extend(tokens, len(tokens))
         chains.append(chain)
     agree = [p for p in range(16, 257, 16) if chains[0].at(p) == chains[1].at(p)]
     assert agree == [16, 32, 48, 64, 80, 96]
+    assert chains[0].plain(0, 256) == chains[1].plain(0, 256)
 
 
 def test_another_key_another_fingerprint() -> None:
     """Without the key nothing can be tried out."""
-    chains = [Chain(key, 4, 0) for key in (KEY, b"j" * 32)]
+    chains = [Chain(Printer(key), 4) for key in (KEY, b"j" * 32)]
     for chain in chains:
         chain.extend([1, 2, 3, 4], 4)
     assert chains[0].at(4) != chains[1].at(4)

@@ -1,240 +1,309 @@
 """From captured events to records; runs in the sender thread, never in the scheduler's.
 
-Each function returns records that lack only their number, as functions of it.
+Each function returns the records of one event; they are numbered from its first argument on.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
-from otel_cache.bindings.replica import Known, Replica, RequestState
-from otel_cache.records import Chunk, Evict, GroupPass, Lookup, Record, Reset, Span, StepDone, Store
+from otel_cache.bindings.key_table import NO_FINGERPRINT, NO_SUMS, Lost
+from otel_cache.bindings.replica import Replica, RequestState, Worker
+from otel_cache.fingerprints import Sums
+from otel_cache.records import (
+    FINGERPRINT_BYTES,
+    Chunk,
+    Evict,
+    Executed,
+    Finished,
+    GroupPass,
+    Lookup,
+    Record,
+    RepeatedLookup,
+    Reset,
+    Span,
+    StepDone,
+    Store,
+)
 from otel_cache.records import Replica as ReplicaRecord
 from otel_cache.records import Step as StepRecord
+from otel_cache.semconv.grid import common_grid
 from otel_cache.semconv.positions import compress_positions
 
-Numbered = Callable[[int], Record]
-_LOST = bytes(8)
 
-
-def announce(replica: Replica, time: int) -> list[Numbered]:
-    """The replica was seen for the first time."""
-    return [lambda n: ReplicaRecord(n, replica.handle, time, replica.attributes)]
+def announce(number: int, source: Replica | Worker, time: int) -> list[Record]:
+    """A scheduler or a worker was seen for the first time."""
+    return [ReplicaRecord(number, source.handle, time, source.attributes)]
 
 
 def lookup(
-    replica: Replica,
-    request: Any,
-    start: int,
-    end: int,
-    tokens: int,
-    limit: int,
-    hit: int,
-    uncached: int,
-    skipped: bool,
-    passes: Sequence[tuple[Any, ...]],
+    number: int, replica: Replica, request: Any, start: int, end: int, step: int, outcome: tuple[Any, ...],
     above: list[int | None],
-) -> list[Numbered]:
+) -> list[Record]:  # fmt: skip
     """One call of the local prefix lookup."""
+    tokens, limit, hit, uncached, skipped, connector, passes = outcome
     state = replica.request_state(request)
-    state.planned = tokens
-    values = hit_value = ladder = common = whole = b""
+    state.planned, state.outcome = tokens, outcome
+    values = hit_value = ladder = common = plain = whole = b""
     if state.chain is not None:
         chain = state.chain
-        whole = chain.whole(state.tokens, tokens)
+        earlier = _earlier(replica, request, state, hit)
+        chain.extend(state.tokens, tokens)
         last = min(chain.upto, (tokens - replica.lookahead) // replica.hash_block * replica.hash_block)
-        values, hit_value = chain.between(hit, last), chain.at(hit)
-        ladder, common = chain.ladder(hit), chain.common(hit, tokens)
+        values, whole = chain.between(hit, last), chain.whole()
+        hit_value, ladder = earlier[:FINGERPRINT_BYTES], earlier[FINGERPRINT_BYTES:]
+        common, plain = chain.common(hit, tokens), chain.plain(hit, tokens)
         state.named = max(state.named, last)
     headers = getattr(request, "trace_headers", None) or {}
-    return [
-        lambda n: Lookup(
-            sequence=n,
-            replica=replica.handle,
-            start=start,
-            end=end,
-            request=request.request_id,
-            tokens=tokens,
-            prompt_tokens=request.num_prompt_tokens,
-            limit=limit,
-            hit=hit,
-            uncached=uncached,
-            skipped=skipped,
-            passes=[GroupPass(*one) for one in passes],
-            above=above,
-            fingerprints=values,
-            hit_fingerprint=hit_value,
-            ladder=ladder,
-            common=common,
-            digest=whole,
-            key=state.key,
-            traceparent=str(headers.get("traceparent", "")),
-            arrival=int(getattr(request, "arrival_time", 0.0) * 1e9),
-        )
-    ]
+    record = Lookup(
+        sequence=number,
+        replica=replica.handle,
+        start=start,
+        end=end,
+        request=request.request_id,
+        tokens=tokens,
+        prompt_tokens=request.num_prompt_tokens,
+        limit=limit,
+        hit=hit,
+        uncached=uncached,
+        skipped=skipped,
+        passes=[GroupPass(*one) for one in passes],
+        above=above,
+        fingerprints=values,
+        hit_fingerprint=hit_value,
+        ladder=ladder,
+        common=common,
+        digest=whole,
+        key=state.key,
+        traceparent=str(headers.get("traceparent", "")),
+        arrival=int(getattr(request, "arrival_time", 0.0) * 1e9),
+        tracestate=str(headers.get("tracestate", "")),
+        plain=plain,
+        lora=state.lora,
+        salt=state.salt,
+        items=state.items,
+        session=state.session,
+        step=step,
+        connector=connector,
+    )
+    return [record]
+
+
+def _earlier(replica: Replica, request: Any, state: RequestState, hit: int) -> bytes:
+    """Return the fingerprints at the hit and on the ladder below it, and have the chain stand at the hit or before.
+
+    They are those of the cache's own keys, where it still has all of them: then nothing before the hit is hashed.
+    """
+    chain = state.chain
+    assert chain is not None
+    if not hit:
+        chain.resume(0, (0, 0))
+        return b""
+    positions = [hit, *ladder_positions(replica.hash_block, hit)]
+    # The common grid takes no lookahead: what of it lies between the hit and the sums' end would be missing.
+    if not common_grid(hit, hit + replica.lookahead):
+        known = [_known(replica, request, position) for position in positions]
+        if known[0] is not None and all(known):
+            chain.resume(hit, known[0][1])
+            return b"".join(each[0] for each in known if each is not None)
+    chain.resume(0, (0, 0))
+    chain.extend(state.tokens, min(hit + replica.lookahead, len(state.tokens)))
+    return b"".join(chain.at(position) for position in positions)
+
+
+def ladder_positions(step: int, below: int) -> list[int]:
+    """Return step, 2 * step, 4 * step, ... below `below`."""
+    rungs = []
+    position = step
+    while position < below:
+        rungs.append(position)
+        position *= 2
+    return rungs
+
+
+def _known(replica: Replica, request: Any, position: int) -> tuple[bytes, Sums] | None:
+    """Return fingerprint and sums of the request's prefix up to `position`, where a key of the cache stands for it."""
+    index = position // replica.hash_block - 1
+    hashes = request.block_hashes
+    if not 0 <= index < len(hashes):
+        return None
+    for group in range(len(replica.block_sizes)):
+        found = replica.keys.find(replica.key_of(hashes[index], group))
+        if found is not None and found[0] != NO_FINGERPRINT:
+            return found
+    return None
+
+
+def repeated(
+    number: int, replica: Replica, request: Any, start: int, end: int, step: int, outcome: tuple[Any, ...]
+) -> list[Record]:
+    """The latest lookup of a request was made again, with the same outcome."""
+    state = replica.requests.get(request.request_id)
+    if state is None or state.outcome != outcome:
+        return lookup(number, replica, request, start, end, step, outcome, [])
+    return [RepeatedLookup(number, replica.handle, start, end, request.request_id, step)]
 
 
 def store(
-    replica: Replica,
-    request: Any,
-    time: int,
-    group: int,
-    first_block: int,
-    block_size: int,
-    blocks: Sequence[Any],
-    keys: Sequence[Any],
-    mask: Sequence[bool] | None,
-) -> list[Numbered]:
+    number: int, replica: Replica, request: Any, time: int, group: int, first_block: int, block_size: int,
+    blocks: Sequence[Any], keys: Sequence[Any], mask: Sequence[bool] | None,
+) -> list[Record]:  # fmt: skip
     """A group's manager went over full blocks: what it registered, refused, or did not have."""
     state = replica.request_state(request)
     first, last = (first_block + 1) * block_size, (first_block + len(blocks)) * block_size
-    fresh_from, fresh = _extend(replica, state, last)
+    fresh = _extend(replica, state, last)
     positions = range(first, last + 1, block_size)
-    at = partial(_at, state)
+    runs: list[list[Span]]
     if None not in keys:  # a dense group: every block was registered
-        runs: list[list[Span]] = [[(first, last, block_size)], [], [], []]
-        named: Iterable[tuple[Any, int]] = zip(keys, positions, strict=True)
+        runs = [[(first, last, block_size)], [], [], []]
+        _remember(replica, request, state, keys, group, positions, time)
     else:
         nulls = [block.is_null for block in blocks]
         rows = list(zip(positions, keys, nulls, mask or [False] * len(blocks), strict=True))
+        stored = [position for position, key, _, _ in rows if key is not None]
         chosen = (
-            [position for position, key, _, _ in rows if key is not None],
+            stored,
             [position for position, key, null, _ in rows if key is None and not null],
             [position for position, _, null, _ in rows if null],
             [position for position, _, null, wanted in rows if null and wanted],
         )
         runs = [compress_positions(each, block_size) for each in chosen]
-        named = ((key, position) for position, key, _, _ in rows if key is not None)
-    replica.known.update((key, Known(group, position, at(position), state.key, time)) for key, position in named)
+        if stored:
+            _remember(replica, request, state, [key for key in keys if key is not None], group, stored, time)
     replica.storing.add(request.request_id)
-    return [_store(replica, request, time, group, runs, fresh_from, fresh)]
+    registered, refused, missing, wanted = runs
+    return [
+        Store(number, replica.handle, time, request.request_id, group, registered, refused, missing, wanted, *fresh)
+    ]
 
 
-def partial_store(replica: Replica, request: Any, time: int, group: int, position: int, key: Any) -> list[Numbered]:
+def partial_store(
+    number: int, replica: Replica, request: Any, time: int, group: int, position: int, key: Any
+) -> list[Record]:
     """A block was registered at a position inside it."""
     state = replica.request_state(request)
-    fresh_from, fresh = _extend(replica, state, position)
-    replica.known[key] = Known(group, position, _at(state, position), state.key, time)
+    fresh = _extend(replica, state, position)
+    _remember(replica, request, state, [key], group, [position], time)
     replica.storing.add(request.request_id)
-    runs: list[list[Span]] = [[(position, position, 1)], [], [], []]
-    return [_store(replica, request, time, group, runs, fresh_from, fresh)]
+    stored: list[Span] = [(position, position, 1)]
+    return [Store(number, replica.handle, time, request.request_id, group, stored, [], [], [], *fresh)]
 
 
 def _extend(replica: Replica, state: RequestState, upto: int) -> tuple[int, bytes]:
-    """Return the fingerprints up to `upto` that were not sent yet, and the position of the first of them."""
-    if state.chain is None or upto <= state.named:
+    """Return the position of the first fingerprint up to `upto` that was not sent yet, and all of them."""
+    chain = state.chain
+    if chain is None or upto <= state.named:
         return 0, b""
-    state.chain.extend(state.tokens, min(upto + replica.lookahead, len(state.tokens)))
-    last = min(upto // replica.hash_block * replica.hash_block, state.chain.upto)
+    chain.extend(state.tokens, min(upto + replica.lookahead, len(state.tokens)))
+    last = min(upto // replica.hash_block * replica.hash_block, chain.upto)
     if last <= state.named:
         return 0, b""
-    first, state.named = state.named + replica.hash_block, last
-    return first, state.chain.between(first - replica.hash_block, last)
+    first, state.named = max(state.named, chain.base) + replica.hash_block, last
+    return first, chain.between(first - replica.hash_block, last)
 
 
-def _at(state: RequestState, position: int) -> bytes:
-    return (state.chain.at(position) if state.chain else b"") or _LOST
+def _remember(
+    replica: Replica, request: Any, state: RequestState, keys: Sequence[Any], group: int, positions: range | list[int],
+    time: int,
+) -> None:  # fmt: skip
+    """Keep what each of `keys` stands for until it leaves the cache."""
+    chain, unit = state.chain, replica.hash_block
+    first, last, step = positions[0], positions[-1], positions[1] - positions[0] if len(positions) > 1 else unit
+    if chain is not None and step == unit and chain.base < first and last <= chain.upto and not first % unit:
+        prints, sums = chain.between(first - unit, last), chain.sums_between(first - unit, last)
+    else:
+        found = [_prefix(replica, request, state, position) for position in positions]
+        prints, sums = b"".join(one for one, _ in found), b"".join(other for _, other in found)
+    replica.keys.add(keys, group, positions, prints, sums, state.key, time)
 
 
-def _store(
-    replica: Replica, request: Any, time: int, group: int, runs: list[list[Span]], fresh_from: int, fresh: bytes
-) -> Numbered:
-    stored, masked, missing, wanted = runs
-    return lambda n: Store(
-        sequence=n,
-        replica=replica.handle,
-        time=time,
-        request=request.request_id,
-        group=group,
-        stored=stored,
-        masked=masked,
-        missing=missing,
-        wanted=wanted,
-        first_fingerprint=fresh_from,
-        fingerprints=fresh,
-    )
+def _prefix(replica: Replica, request: Any, state: RequestState, position: int) -> tuple[bytes, bytes]:
+    """Return fingerprint and sums up to `position`, zeros where they are not known."""
+    chain = state.chain
+    if chain is not None and chain.base < position <= chain.upto and (value := chain.at(position)):
+        return value, chain.sums_between(position - replica.hash_block, position)
+    known = _known(replica, request, position) if not position % replica.hash_block else None
+    return (known[0], known[1][0].to_bytes(8, "little") + known[1][1].to_bytes(8, "little")) if known else (
+        NO_FINGERPRINT, NO_SUMS
+    )  # fmt: skip
 
 
-def evict(replica: Replica, time: int, removed: Mapping[Any, int], reason: str) -> list[Numbered]:
-    """Keys left the cache. `removed`: block id by key."""
-    grouped: dict[int, list[tuple[int, Known]]] = {}
-    for key, block in removed.items():
-        known = replica.known.pop(key, None)
-        if known is None:  # stored before the instrumentation saw this scheduler
-            known = Known(replica.group_of(key), 0, _LOST, b"", time)
-        grouped.setdefault(known.group, []).append((block, known))
-        if reason == "allocation":
-            replica.evicted_blocks.add(block)
-    return [partial(_evict, replica.handle, time, group, lost, reason) for group, lost in grouped.items()]
+def evict(
+    number: int, replica: Replica, time: int, blocks: Sequence[int], keys: Sequence[Any], reason: str
+) -> list[Record]:
+    """Keys left the cache, each the last of its kind; `blocks` carried them."""
+    if reason == "allocation":
+        replica.evicted_blocks.update(blocks)
+    lost, unknown = replica.keys.remove(keys, blocks, time)
+    for index in unknown:  # stored before the instrumentation saw this scheduler
+        lost.append(Lost(replica.group_of(keys[index]), [0], NO_FINGERPRINT, [], [0], [blocks[index]]))
+    return [
+        Evict(
+            number + offset, replica.handle, time, one.group, one.positions, one.fingerprints, one.extras, one.ages,
+            one.blocks, reason,
+        )
+        for offset, one in enumerate(lost)
+    ]  # fmt: skip
 
 
-def _evict(handle: int, time: int, group: int, lost: Sequence[tuple[int, Known]], reason: str, number: int) -> Evict:
-    return Evict(
-        sequence=number,
-        replica=handle,
-        time=time,
-        group=group,
-        positions=[known.position for _, known in lost],
-        fingerprints=b"".join(known.fingerprint for _, known in lost),
-        keys=[known.key for _, known in lost] if any(known.key for _, known in lost) else [],
-        ages=[max(time - known.time, 0) for _, known in lost],
-        blocks=[block for block, _ in lost],
-        reason=reason,
-    )
+def reset(number: int, replica: Replica, time: int) -> list[Record]:
+    """The prefix cache was cleared."""
+    replica.keys.clear()
+    return [Reset(number, replica.handle, time)]
 
 
 def step(
-    replica: Replica, output: Any, index: int, start: int, end: int, running: int, waiting: int, usage: float
-) -> list[Numbered]:
+    number: int, replica: Replica, output: Any, index: int, context: bytes, start: int, end: int, running: int,
+    waiting: int, usage: float,
+) -> list[Record]:  # fmt: skip
     """`Scheduler.schedule` returned `output`."""
     scheduled: dict[str, int] = output.num_scheduled_tokens
-    chunks: list[Chunk] = []
-    admitted: dict[str, int] = {}
-    prefill_tokens = decode_tokens = 0
     cached = output.scheduled_cached_reqs
-    resumed = getattr(cached, "resumed_req_ids", ())
-    computed = [(new.req_id, new.num_computed_tokens, True) for new in output.scheduled_new_reqs]
-    computed += [
-        (name, done, name in resumed) for name, done in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-    ]
-    for name, done, admits in computed:
-        count = scheduled.get(name, 0)
-        if admits:
-            admitted[name] = done
+    computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    admitted = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+    admitted |= {name: computed[name] for name in getattr(cached, "resumed_req_ids", ()) if name in computed}
+    computed |= admitted
+    prefilling = replica.prefilling
+    prefilling.update(admitted)
+    chunks: list[Chunk] = []
+    prefill_tokens = 0
+    for name in [*prefilling, *(replica.storing - prefilling)]:
+        count = scheduled.get(name)
+        if count is None:
+            continue
+        done = computed[name]
         state = replica.requests.get(name)
-        prefill = admits if state is None else done < state.planned
+        planned = state.planned if state is not None else 0
+        prefill = name in admitted or done < planned
         if prefill:
             prefill_tokens += count
-        else:
-            decode_tokens += count
-        if prefill or name in replica.storing:
-            chunks.append(Chunk(name, done, done + count, prefill))
+        chunks.append(Chunk(name, done, done + count, prefill))
+        if done + count >= planned:
+            prefilling.discard(name)
     replica.storing.clear()
     finished = list(output.finished_req_ids)
-    owners = _block_owners(replica, output)
-    preempted = list(getattr(output, "preempted_req_ids", None) or ())
     for name in finished:
         replica.requests.pop(name, None)
-    return [
-        lambda n: StepRecord(
-            sequence=n,
-            replica=replica.handle,
-            index=index,
-            start=start,
-            end=end,
-            running=running,
-            waiting=waiting,
-            scheduled=len(scheduled),
-            prefill_tokens=prefill_tokens,
-            decode_tokens=decode_tokens,
-            chunks=chunks,
-            admitted=admitted,
-            finished=finished,
-            preempted=preempted,
-            usage=usage,
-            owners=owners,
-        )
-    ]
+        prefilling.discard(name)
+    record = StepRecord(
+        sequence=number,
+        replica=replica.handle,
+        index=index,
+        start=start,
+        end=end,
+        running=running,
+        waiting=waiting,
+        scheduled=len(scheduled),
+        prefill_tokens=prefill_tokens,
+        decode_tokens=output.total_num_scheduled_tokens - prefill_tokens,
+        chunks=chunks,
+        admitted=admitted,
+        finished=finished,
+        preempted=list(getattr(output, "preempted_req_ids", None) or ()),
+        usage=usage,
+        owners=_block_owners(replica, output),
+        context=context,
+    )
+    return [record]
 
 
 def _block_owners(replica: Replica, output: Any) -> dict[int, str]:
@@ -245,17 +314,45 @@ def _block_owners(replica: Replica, output: Any) -> dict[int, str]:
     cached = output.scheduled_cached_reqs
     tables += [(name, ids) for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True) if ids]
     evicted = replica.evicted_blocks
-    owners = {block: name for name, table in tables for blocks in table for block in blocks if block in evicted}
+    owners: dict[int, str] = {}
+    for name, table in tables:
+        for blocks in table:
+            owners.update(dict.fromkeys(evicted.intersection(blocks), name))
     evicted.clear()
     return owners
 
 
-def done(replica: Replica, index: int, start: int, end: int) -> list[Numbered]:
+def done(number: int, replica: Replica, index: int, start: int, end: int, output: Any, sampled: Any) -> list[Record]:
     """The output of step `index` was processed between `start` and `end`."""
-    return [lambda n: StepDone(n, replica.handle, index, start, end)]
+    drafts: dict[str, Sequence[int]] = output.scheduled_spec_decode_tokens
+    if drafts:
+        rows, tokens = sampled.req_id_to_index, sampled.sampled_token_ids
+        for name, drafted in drafts.items():
+            state = replica.requests.get(name)
+            if state is not None and name in rows and (count := len(tokens[rows[name]])):
+                state.drafted += len(drafted)
+                state.accepted += count - 1
+    return [StepDone(number, replica.handle, index, start, end)]
 
 
-def reset(replica: Replica, time: int) -> list[Numbered]:
-    """The prefix cache was cleared."""
-    replica.known.clear()
-    return [lambda n: Reset(n, replica.handle, time)]
+def finished(number: int, replica: Replica, request: Any, time: int) -> list[Record]:
+    """A request has ended, whatever ended it."""
+    state = replica.requests.get(request.request_id)
+    reason = request.get_finished_reason()
+    record = Finished(
+        sequence=number,
+        replica=replica.handle,
+        time=time,
+        request=request.request_id,
+        reason=str(reason) if reason is not None else "",
+        output_tokens=request.num_output_tokens,
+        preemptions=int(getattr(request, "num_preemptions", 0)),
+        drafted=state.drafted if state is not None else 0,
+        accepted=state.accepted if state is not None else 0,
+    )
+    return [record]
+
+
+def executed(number: int, worker: Worker, index: int, context: bytes, start: int, end: int) -> list[Record]:
+    """A worker ran a step."""
+    return [Executed(number, worker.handle, index, context, start, end)]

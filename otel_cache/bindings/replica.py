@@ -1,18 +1,24 @@
-"""What the instrumentation knows of one scheduler: settings for the hooks, and the sender's working state."""
+"""What the instrumentation knows of one scheduler, or of one worker: settings for the hooks, and the sender's state."""
 
 import itertools
+import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any
 
 from otel_cache.bindings import settings
-from otel_cache.bindings.probe import find_function
-from otel_cache.fingerprints import Chain, digest
+from otel_cache.bindings.key_table import KeyTable
+from otel_cache.bindings.probe import find_function, stored_attribute
+from otel_cache.fingerprints import Chain, Printer
+from otel_cache.keys import digest
 from otel_cache.semconv import names
 
 ATTRIBUTE = "_otel_cache_replica"
 MAX_REQUESTS = 100_000
+CONTEXT_BYTES = 24
+"""A span's trace id and span id."""
 _handles = itertools.count()
 
 
@@ -23,34 +29,35 @@ class RequestState:
     Attributes:
         chain: its fingerprints; None where its tokens are not known (prompt embeddings).
         tokens: the token ids, a view that grows.
-        key: digest of the extra keys.
+        key: digest of the extra keys but the items; `lora`, `salt` and `session` those of one each, empty for none.
+        items: (offset, digest) of multimodal items.
         planned: tokens that the request had at its latest lookup: beyond them it decodes.
         named: the last position whose fingerprint was sent.
+        outcome: what its latest lookup that was sent asked for and got.
+        drafted: speculative tokens that were verified for it, and how many of them were accepted.
 
     """
 
     chain: Chain | None
     tokens: Sequence[int]
     key: bytes
+    lora: bytes
+    salt: bytes
+    session: bytes
+    items: list[tuple[int, bytes]]
     planned: int = 0
     named: int = 0
-
-
-class Known(NamedTuple):
-    """What a key in the cache stands for: group, position in tokens, fingerprint, key digest, when stored (ns)."""
-
-    group: int
-    position: int
-    fingerprint: bytes
-    key: bytes
-    time: int
+    outcome: Any = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass
 class Replica:
-    """One scheduler under instrumentation. The hooks write the first part, the sender alone the second."""
+    """One scheduler under instrumentation. The hooks use the first part, the sender alone the second."""
 
     handle: int
+    id: str
     attributes: dict[str, Any]
     alignment: int
     hash_block: int
@@ -59,45 +66,92 @@ class Replica:
     drops: list[bool]
     partial_hits: bool
     fingerprint_key: bytes
+    printer: Printer
     pool: Any
+    cached_keys: Container[Any]
+    block_hash_of: Callable[[Any], Any]
+    key_of: Callable[[Any, int], Any]
     group_of: Callable[[Any], int]
+    request_of: Callable[[Any], Any]
+    keys: KeyTable
     passes: list[tuple[Any, ...]] | None = None
     steps: int = 0
+    _contexts: Iterator[bytes] = field(default_factory=lambda: iter(()))
 
     requests: OrderedDict[str, RequestState] = field(default_factory=OrderedDict)
-    known: dict[Any, Known] = field(default_factory=dict)
+    prefilling: set[str] = field(default_factory=set)
     storing: set[str] = field(default_factory=set)
     evicted_blocks: set[int] = field(default_factory=set)
+
+    def next_context(self) -> bytes:
+        """Return random ids for a span: many are drawn at once, from the system, which nobody can have seeded."""
+        context = next(self._contexts, b"")
+        if not context:
+            drawn = os.urandom(CONTEXT_BYTES * 256)
+            self._contexts = iter([drawn[at : at + CONTEXT_BYTES] for at in range(0, len(drawn), CONTEXT_BYTES)])
+            context = next(self._contexts)
+        return context
 
     def request_state(self, request: Any) -> RequestState:
         """Return the state of a live `request`, made on first sight."""
         state = self.requests.get(request.request_id)
         if state is None:
-            state = RequestState(
-                chain=self._chain(request), tokens=request.all_token_ids, key=key_digest(request, self.fingerprint_key)
-            )
+            state = self._begin(request)
             self.requests[request.request_id] = state
             if len(self.requests) > MAX_REQUESTS:
                 self.requests.popitem(last=False)
         return state
 
-    def _chain(self, request: Any) -> Chain | None:
-        if getattr(request, "prompt_embeds", None) is not None:
-            return None
+    def _begin(self, request: Any) -> RequestState:
+        key = self.fingerprint_key
         items = sorted(
             (feature.mm_position.offset, str(feature.identifier).encode())
             for feature in getattr(request, "mm_features", None) or ()
         )
-        return Chain(self.fingerprint_key, self.hash_block, self.lookahead, items)
+        embedded = getattr(request, "prompt_embeds", None) is not None
+        lora, salt = lora_parts(request), salt_parts(request)
+        session = getattr(request, "session_id", None)
+        return RequestState(
+            chain=None if embedded else Chain(self.printer, self.hash_block, self.lookahead, items),
+            tokens=request.all_token_ids,
+            key=digest(key, *lora, *salt) if lora or salt else b"",
+            lora=digest(key, *lora) if lora else b"",
+            salt=digest(key, *salt) if salt else b"",
+            session=digest(key, b"session", str(session).encode()) if session else b"",
+            items=[(offset, digest(key, b"item", identifier)) for offset, identifier in items],
+        )
 
 
-def attach(scheduler: Any, configured_replica_id: str | None, fingerprint_key: bytes, key_id: str) -> Replica:
+@dataclass
+class Worker:
+    """A worker process, or the worker part of one, as the sidecar is told of it."""
+
+    handle: int
+    attributes: dict[str, Any]
+
+
+class _Cached:
+    """The keys in a pool's cache, where vLLM keeps them in a way that is not known."""
+
+    def __init__(self, cache: Any) -> None:
+        self._get = cache.get_one_block
+
+    def __contains__(self, key: object) -> bool:
+        return self._get(key) is not None
+
+
+def attach(
+    scheduler: Any, configured_replica_id: str | None, fingerprint_key: bytes, key_id: str, printer: Printer
+) -> Replica:
     """Make `scheduler` a replica: its manager and pool carry the mark by which the hooks know that it is ours."""
     attributes = settings.replica_attributes(scheduler, configured_replica_id, key_id)
     manager = scheduler.kv_cache_manager
     pool = manager.coordinator.block_pool
+    cache = pool.cached_block_hash_to_block
+    block_class = type(pool.null_block)
     replica = Replica(
         handle=next(_handles),
+        id=attributes[names.REPLICA_ID],
         attributes=attributes,
         alignment=attributes[names.HIT_ALIGNMENT],
         hash_block=attributes[names.HASH_BLOCK_SIZE],
@@ -106,20 +160,52 @@ def attach(scheduler: Any, configured_replica_id: str | None, fingerprint_key: b
         drops=attributes[names.GROUPS_DROPS],
         partial_hits=attributes[names.PARTIAL_HITS],
         fingerprint_key=fingerprint_key,
+        printer=printer,
         pool=pool,
+        cached_keys=_cached_keys(cache),
+        block_hash_of=attrgetter(stored_attribute(block_class, "block_hash")),
+        key_of=find_function("vllm.v1.core.kv_cache_utils", "make_block_hash_with_group_id"),
         group_of=find_function("vllm.v1.core.kv_cache_utils", "get_group_id"),
+        request_of=_request_finder(scheduler),
+        keys=KeyTable(attributes[names.NUM_BLOCKS] + 1),
     )
     pools = {id(m.block_pool): m.block_pool for m in manager.coordinator.single_type_managers}
-    for owner in (scheduler, manager, pool, *pools.values()):
+    for owner in (scheduler, manager, manager.coordinator, pool, *pools.values()):
         setattr(owner, ATTRIBUTE, replica)
     return replica
 
 
-def key_digest(request: Any, key: bytes) -> bytes:
-    """Return the digest of what besides the tokens enters the request's block keys; empty: nothing does."""
-    parts: list[bytes] = []
-    if lora := getattr(request, "lora_request", None):
-        parts += [b"lora", str(lora.lora_name).encode(), str(lora.lora_path).encode()]
-    if salt := getattr(request, "cache_salt", None):
-        parts += [b"salt", str(salt).encode()]
-    return digest(key, *parts) if parts else b""
+def employ(worker: Any, replica_id: str) -> Worker:
+    """Make `worker` known as one of the replica whose steps it runs."""
+    known = Worker(next(_handles), settings.worker_attributes(worker, replica_id))
+    setattr(worker, ATTRIBUTE, known)
+    return known
+
+
+def _cached_keys(cache: Any) -> Container[Any]:
+    inner = getattr(cache, "_cache", None)
+    return inner if isinstance(inner, dict) else _Cached(cache)
+
+
+def _request_finder(scheduler: Any) -> Callable[[Any], Any]:
+    """Return a function that finds a waiting request by its list of block hashes, the very object."""
+    queues = [queue for name in ("waiting", "skipped_waiting") if (queue := getattr(scheduler, name, None)) is not None]
+
+    def find(hashes: Any) -> Any:
+        heads = (queue.peek_request() for queue in queues if queue)
+        everywhere = itertools.chain(heads, scheduler.requests.values())
+        return next((request for request in everywhere if request.block_hashes is hashes), None)
+
+    return find
+
+
+def lora_parts(request: Any) -> list[bytes]:
+    """Return what names the request's LoRA adapter, empty where it has none."""
+    lora = getattr(request, "lora_request", None)
+    return [b"lora", str(lora.lora_name).encode(), str(lora.lora_path).encode()] if lora else []
+
+
+def salt_parts(request: Any) -> list[bytes]:
+    """Return the request's cache salt, empty where it has none."""
+    salt = getattr(request, "cache_salt", None)
+    return [b"salt", str(salt).encode()] if salt else []

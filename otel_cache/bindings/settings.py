@@ -147,3 +147,14 @@ def _commit() -> str:
     except ImportError:
         return ""
     return str(getattr(module, "__commit_id__", None) or getattr(module, "commit_id", None) or "")
+
+
+def worker_attributes(worker: Any, replica_id: str) -> dict[str, Any]:
+    """Return the resource attributes of a worker of `replica_id`."""
+    rank = getattr(worker, "global_rank", None)
+    return {
+        names.REPLICA_ID: replica_id,
+        names.VLLM_VERSION: vllm_version(),
+        names.WORKER_RANK: int(rank if rank is not None else getattr(worker, "rpc_rank", 0)),
+        "process.pid": os.getpid(),
+    }

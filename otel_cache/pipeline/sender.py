@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -33,6 +34,9 @@ from otel_cache.sidecar.launch import default_socket, ensure_daemon
 _logger = logging.getLogger("vllm.otel_cache")
 
 INTERVAL = 0.02
+TURN_SECONDS = 0.000_2
+"""How long the thread works before it lets the scheduler's have its turn, which lasts up to 5 ms: that is how Python
+switches. So it takes no more than a twenty-fifth of a busy scheduler's time, and all that is idle."""
 BATCH_RECORDS = 512
 RECONNECT_SECONDS = 1.0
 SEND_TIMEOUT_SECONDS = 5.0
@@ -59,7 +63,8 @@ class Sender:
     since it may have written it.
     """
 
-    def __init__(self, config: Config, ring: Ring) -> None:
+    def __init__(self, config: Config, ring: Ring, reconnected: Callable[[], None]) -> None:
+        self._reconnected = reconnected
         self._config = config
         self._ring = ring
         self._process = os.urandom(16).hex()
@@ -123,22 +128,24 @@ class Sender:
 
     def _pack(self) -> None:
         records: list[Record] = []
+        turn = perf_counter() + TURN_SECONDS
         while (event := self._ring.pop()) is not None:
             pack, *arguments = event
-            time.sleep(0)  # gives the interpreter back to the scheduler thread
             try:
-                for number in pack(*arguments):
-                    record = number(self._sequence)
-                    records.append(record)
-                    self._sequence += 1
-                    if isinstance(record, Replica):
-                        self._replicas.append(record)
+                made = pack(self._sequence, *arguments)
+                self._sequence += len(made)
+                records += made
+                if made and isinstance(made[0], Replica):
+                    self._replicas += made
             except Exception as error:
                 self._sequence += 1
                 swallow("packing a record", error)
             if len(records) >= BATCH_RECORDS:
                 self._queue(records)
                 records = []
+            if perf_counter() >= turn:
+                time.sleep(0)  # gives the interpreter back to the scheduler's thread
+                turn = perf_counter() + TURN_SECONDS
         if records:
             self._queue(records)
 
@@ -228,6 +235,8 @@ class Sender:
             known = [replica for replica in self._replicas if replica.sequence < self._pending[0].first]
             if known:
                 connection.sendall(encode_frame(Batch(self._ring.dropped, known)))
+            if self._introduced:
+                self._reconnected()
             self._introduced = True
         except (OSError, OtelCacheError) as error:
             connection.close()
@@ -267,15 +276,17 @@ class Sender:
 class Pipeline:
     """The way out of this process: a ring, and a sender that starts with the first event of each process."""
 
-    def __init__(self, read_config: Callable[[], Config]) -> None:
+    def __init__(self, read_config: Callable[[], Config], reconnected: Callable[[], None] = lambda: None) -> None:
+        """Begin with nothing; `reconnected` is called when what follows goes to another connection than before."""
         self._read_config = read_config
+        self._reconnected = reconnected
         self._ring = Ring()
         self._sender: Sender | None = None
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._forget)
 
-    def push(self, *event: Any) -> None:
-        """Capture `event`: a function and its arguments, which returns records that lack only their number."""
+    def push(self, event: tuple[Any, ...]) -> None:
+        """Capture `event`: a function, and its arguments but for the first, the number of the first record it makes."""
         self._ring.push(event)
         if self._sender is None:
             self._start()
@@ -295,7 +306,7 @@ class Pipeline:
     def _start(self) -> None:
         with self._lock:
             if self._sender is None:
-                self._sender = Sender(self._read_config(), self._ring)
+                self._sender = Sender(self._read_config(), self._ring, self._reconnected)
                 self._sender.start()
 
     def _forget(self) -> None:

@@ -115,15 +115,19 @@ def main() -> dict[str, Any]:
 def faults(bare: Any) -> dict[str, Any]:
     """Let everything of ours fail: vLLM's results must not change."""
     from otel_cache import instrumentor
-    from otel_cache.bindings import hooks, pack
+    from otel_cache.bindings import hooks, lookup_hooks, pack, pool_hooks
 
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("broken on purpose")
 
     found = {}
-    inner = ("_step", "_lookup", "_stored_above", "_hit_of", "_keys_of", "_next_out", "_emit_removed")
-    outer = ("announce", "lookup", "store", "partial_store", "evict", "step", "done", "reset")
-    for module, names in ((hooks, inner), (pack, outer)):
+    parts = {
+        hooks: ("_step",),
+        lookup_hooks: ("_emit", "_stored_above", "_hit_of"),
+        pool_hooks: ("_keys_of", "_emit_removed"),
+        pack: ("announce", "lookup", "repeated", "store", "partial_store", "evict", "step", "done", "finished", "reset"),
+    }
+    for module, names in parts.items():
         for name in names:
             original = getattr(module, name)
             setattr(module, name, broken)

@@ -74,17 +74,17 @@ def listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listen
     found.close()
 
 
-def numbered(count: int = 1) -> list[Callable[[int], Record]]:
+def numbered(number: int, count: int = 1) -> list[Record]:
     """Pack one event into `count` records."""
-    return [lambda n: Reset(n, 0, 1)] * count
+    return [Reset(number + offset, 0, 1) for offset in range(count)]
 
 
-def settings() -> list[Callable[[int], Record]]:
+def settings(number: int) -> list[Record]:
     """Pack a replica's settings."""
-    return [lambda n: Replica(n, 0, 1, {"vllm.replica.id": "r"})]
+    return [Replica(number, 0, 1, {"vllm.replica.id": "r"})]
 
 
-def broken() -> list[Callable[[int], Record]]:
+def broken(number: int) -> list[Record]:
     """Fail."""
     raise RuntimeError("broken on purpose")
 
@@ -103,7 +103,7 @@ def test_order_and_numbers(listener: Listener) -> None:
     """Records arrive in order, numbered from 0; an event may make none, one or several."""
     pipeline = Pipeline(read_config)
     for count in (1, 0, 3, 1):
-        pipeline.push(numbered, count)
+        pipeline.push((numbered, count))
     pipeline.close()
     until(lambda: len(listener.records) == 5)
     assert [record.sequence for record in listener.records] == [0, 1, 2, 3, 4]
@@ -115,7 +115,7 @@ def test_order_and_numbers(listener: Listener) -> None:
 def test_what_does_not_fit_leaves_a_hole(listener: Listener) -> None:
     """A full ring drops, never blocks; the numbers and the count say how many."""
     ring = Ring(capacity=3)
-    sender = Sender(read_config(), ring)
+    sender = Sender(read_config(), ring, lambda: None)
     for _ in range(10):
         ring.push((numbered,))
     sender.flush(5)
@@ -131,7 +131,7 @@ def test_what_cannot_be_packed_leaves_a_hole(listener: Listener) -> None:
     """A record that cannot be made is a lost record, not a silent one."""
     pipeline = Pipeline(read_config)
     for pack in (numbered, broken, numbered):
-        pipeline.push(pack)
+        pipeline.push((pack,))
     pipeline.close()
     until(lambda: len(listener.records) == 2)
     assert [record.sequence for record in listener.records] == [0, 2]
@@ -141,15 +141,15 @@ def test_a_new_sidecar_is_told_the_settings(listener: Listener, monkeypatch: pyt
     """After the sidecar was away what was captured meanwhile arrives, and the replica's settings before it."""
     monkeypatch.setattr("otel_cache.pipeline.sender.RECONNECT_SECONDS", 0.05)
     pipeline = Pipeline(read_config)
-    pipeline.push(settings)
+    pipeline.push((settings,))
     pipeline.flush()
     until(lambda: len(listener.records) == 1)
     listener.close()
     for _ in range(3):  # the first that is sent into a closed socket may be lost without a word
-        pipeline.push(numbered)
+        pipeline.push((numbered,))
         pipeline.flush(0.2)
     listener.open()
-    pipeline.push(numbered)
+    pipeline.push((numbered,))
     pipeline.close()
     until(lambda: len(listener.records) >= 4)
     again = listener.records[1:]
@@ -161,11 +161,11 @@ def test_a_new_sidecar_is_told_the_settings(listener: Listener, monkeypatch: pyt
 def test_a_closed_pipeline_begins_anew(listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a close the next event opens a connection as the environment then says, numbered from 0."""
     pipeline = Pipeline(read_config)
-    pipeline.push(numbered)
+    pipeline.push((numbered,))
     pipeline.close()
     other = Listener(tmp_path / "t")
     monkeypatch.setenv(SOCKET, other.path)
-    pipeline.push(numbered)
+    pipeline.push((numbered,))
     pipeline.close()
     until(lambda: bool(other.records))
     assert [record.sequence for record in other.records] == [0]
@@ -175,15 +175,15 @@ def test_a_closed_pipeline_begins_anew(listener: Listener, tmp_path: Path, monke
 def test_a_forked_child_has_a_way_of_its_own(listener: Listener) -> None:
     """The child inherits neither thread nor connection; its records come from another process life."""
     pipeline = Pipeline(read_config)
-    pipeline.push(numbered)
+    pipeline.push((numbered,))
     pipeline.flush()
     child = os.fork()
     if child == 0:
-        pipeline.push(numbered)
+        pipeline.push((numbered,))
         pipeline.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    pipeline.push(numbered)
+    pipeline.push((numbered,))
     pipeline.close()
     until(lambda: len(listener.records) == 3)
     hellos: list[Any] = [message for message in listener.messages if isinstance(message, Hello)]
@@ -195,5 +195,5 @@ def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """Nothing raises and nothing hangs where no sidecar is there."""
     monkeypatch.setenv(SOCKET, str(tmp_path / "none"))
     pipeline = Pipeline(read_config)
-    pipeline.push(numbered)
+    pipeline.push((numbered,))
     pipeline.close(0.3)

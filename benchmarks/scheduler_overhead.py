@@ -1,0 +1,250 @@
+"""What the instrumentation costs vLLM's scheduler: the same steps without it, with it, and with an SDK span per record.
+
+One workload per process, forked from one that has imported vLLM: the same requests, the same steps, so that step k of
+one is step k of the other. They run in turns of some steps, and who is not at turn is stopped, sender thread and all. What is timed is `schedule()` plus `update_from_output()`, in a loop
+without a forward pass: the sender thread has no other time than the scheduler's.
+
+    python benchmarks/scheduler_overhead.py [--rounds N] [--only 2000/16]
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.update({"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1"})
+
+RUNNING = 64
+BUDGET = 8192
+CASES = {
+    "2000/16": (2_000, 16, 1_200),
+    "2000/1600": (2_000, 1_600, 1_200),
+    "32000/16": (32_000, 16, 600),
+    "32000/1600": (32_000, 1_600, 600),
+    "100000/16": (100_000, 16, 500),
+    "100000/1600": (100_000, 1_600, 500),
+}
+"""Prompt tokens, block size, measured steps."""
+TURN_STEPS = 20
+MODES = ("off", "hooks", "on", "sdk")
+"""Not patched; patched, and what the hooks capture thrown away; everything on; an SDK span for each record."""
+
+
+class Load:
+    """64 requests that run, six more that wait; a finished one is followed by a new one. Half of a prompt is shared."""
+
+    def __init__(self, prompt: int, block: int) -> None:
+        from analyzers.vllm_lab.engine import build_replicas
+        from analyzers.vllm_lab.scenario import parse_scenario
+
+        groups = [{"kind": "full_attention"}]
+        if block > 16:
+            groups.insert(0, {"kind": "mamba", "layers": 3})
+        engine = {
+            "block_size": block,
+            "num_gpu_blocks": (RUNNING + 6) * len(groups) * (prompt // block + 12) + 100,
+            "max_num_seqs": RUNNING,
+            "max_num_batched_tokens": BUDGET,
+            "max_model_len": 262_144,
+            "groups": groups,
+        }
+        request = {"id": "a", "prompt": [{"segment": "a", "tokens": 10}]}
+        scenario = parse_scenario({"engine": engine, "requests": [request]})
+        replica = build_replicas(scenario.engine, 1)[0]
+        self.scheduler = replica.scheduler
+        self._hasher = replica.block_hasher
+        self._random = random.Random(1)
+        self._prompt = prompt
+        self._shared = [self._random.randrange(10, 500) for _ in range(prompt // 2)]
+        self._sent = 0
+
+    def fill(self) -> None:
+        """Send requests until enough of them are there."""
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        while len(self.scheduler.requests) < RUNNING + 6:
+            self._sent += 1
+            own = [self._random.randrange(10, 500) for _ in range(self._prompt - len(self._shared))]
+            # Answers of some hundred tokens, as chats have: about one request in three steps ends.
+            params = SamplingParams(max_tokens=self._random.randrange(100, 300), temperature=0)
+            self.scheduler.add_request(
+                Request(
+                    request_id=f"r{self._sent}",
+                    prompt_token_ids=self._shared + own,
+                    sampling_params=params,
+                    pooling_params=None,
+                    block_hasher=self._hasher,
+                )
+            )
+
+    def step(self) -> float:
+        """Make a step; return the seconds in the scheduler."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        scheduler = self.scheduler
+        start = time.perf_counter()
+        output = scheduler.schedule()
+        scheduled = time.perf_counter()
+        names = list(output.num_scheduled_tokens)
+        requests = [scheduler.requests[name] for name in names]
+        result = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=[[7] if each.num_computed_tokens >= each.num_prompt_tokens else [] for each in requests],
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        executed = time.perf_counter()
+        scheduler.update_from_output(output, result)
+        return time.perf_counter() - executed + scheduled - start
+
+
+def warm_steps(prompt: int) -> int:
+    """Return after how many steps every request runs and the pool is full."""
+    return 2 * (RUNNING + 6) * prompt // BUDGET + 400
+
+
+def measure(mode: str, prompt: int, block: int, pipe: Any) -> None:
+    """Run the workload in this process, so many steps at a time as it is told, and send what each took."""
+    os.chdir(tempfile.mkdtemp())
+    close = start(mode)
+    load = Load(prompt, block)
+    for _ in range(warm_steps(prompt)):
+        load.fill()
+        load.step()
+    pipe.send("ready")
+    while steps := pipe.recv():
+        times = []
+        for _ in range(steps):
+            load.fill()
+            times.append(load.step())
+        pipe.send(times)
+    pipe.send(close())
+
+
+def start(mode: str) -> Any:
+    """Instrument this process as `mode` says; return what ends it and says what came of it."""
+    from benchmarks.sdk_emit import discard, make_sdk_emit
+    from otel_cache import faults, instrumentor
+
+    if mode == "off":
+        return dict
+    if mode == "sdk":
+        return make_sdk_emit()
+    if mode == "hooks":
+        return discard()
+    instrumentor.install()
+
+    def close() -> dict[str, Any]:
+        pipeline = instrumentor._pipeline
+        assert pipeline is not None
+        lag = len(pipeline._ring)
+        instrumentor.shutdown()
+        return {"ring_lag": lag, "dropped": pipeline._ring.dropped, "faults": sum(faults.failures().values())}
+
+    return close
+
+
+class Runner:
+    """A process that runs the workload in one mode, and stands still, all threads of it, while the others run."""
+
+    def __init__(self, mode: str, case: str) -> None:
+        self.times: list[float] = []
+        self._pipe, theirs = multiprocessing.Pipe()
+        prompt, block, _ = CASES[case]
+        arguments = (mode, prompt, block, theirs)
+        self._process = multiprocessing.get_context("fork").Process(target=measure, args=arguments)
+        self._process.start()
+        theirs.close()
+        self._pipe.recv()
+        self._signal(signal.SIGSTOP)
+
+    def run(self, steps: int) -> None:
+        """Make `steps` steps and keep what each took."""
+        self._signal(signal.SIGCONT)
+        self._pipe.send(steps)
+        self.times += self._pipe.recv()
+        self._signal(signal.SIGSTOP)
+
+    def close(self) -> dict[str, Any]:
+        """End the process; return what it says of itself."""
+        self._signal(signal.SIGCONT)
+        self._pipe.send(0)
+        said: dict[str, Any] = self._pipe.recv()
+        self._process.join()
+        return said
+
+    def _signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+
+def compare(case: str, rounds: int, modes: tuple[str, ...]) -> dict[str, Any]:
+    """Return the overheads of one case: medians over `rounds` of all its steps, which alternate in short turns."""
+    steps = CASES[case][2]
+    rows: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes[1:]}
+    step_us = []
+    for _ in range(rounds):
+        runners = {mode: Runner(mode, case) for mode in modes}
+        for turn in range(steps // TURN_STEPS):
+            for mode in modes if turn % 2 == 0 else reversed(modes):
+                runners[mode].run(TURN_STEPS)
+        off = runners["off"].times
+        step_us.append(1e6 * statistics.mean(off))
+        for mode, runner in runners.items():
+            said = runner.close()
+            if mode != "off":
+                # What the machine does to a turn of one mode it does to a turn of another: their median tells.
+                turns = [sum(ours) / sum(theirs) for ours, theirs in zip(cut(runner.times), cut(off), strict=True)]
+                row = {
+                    "overhead_percent": 100 * (sum(runner.times) / sum(off) - 1),
+                    "overhead_percent_median_turn": 100 * (statistics.median(turns) - 1),
+                    "p99_ratio": quantile(runner.times, 0.99) / quantile(off, 0.99),
+                }
+                rows[mode].append({**row, **said})
+    merged = {
+        mode: {key: statistics.median(row[key] for row in all_) for key in all_[0]} for mode, all_ in rows.items()
+    }
+    return {"step_us": statistics.median(step_us), **merged}
+
+
+def cut(times: list[float]) -> list[list[float]]:
+    """Return the steps turn by turn."""
+    return [times[start : start + TURN_STEPS] for start in range(0, len(times), TURN_STEPS)]
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Return the value below which `share` of `values` lie."""
+    return sorted(values)[min(int(len(values) * share), len(values) - 1)]
+
+
+def main() -> None:
+    """Measure, and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=CASES, action="append")
+    parser.add_argument("--modes", default=",".join(MODES[1:]), help="of them, besides off")
+    options = parser.parse_args()
+    import vllm.v1.core.sched.scheduler  # noqa: F401  before the forks
+
+    modes = ("off", *options.modes.split(","))
+    rows = {}
+    for case in options.only or CASES:
+        rows[case] = compare(case, options.rounds, modes)
+        print(case, rows[case], file=sys.stderr)
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    main()

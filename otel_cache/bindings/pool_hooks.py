@@ -1,0 +1,182 @@
+"""The hooks on the block pool: each calls the original once and hands its result back untouched."""
+
+from collections.abc import Sequence
+from time import time_ns
+from typing import Any
+
+from otel_cache.bindings import pack
+from otel_cache.bindings.context import Context, Function
+from otel_cache.bindings.probe import extractor
+from otel_cache.bindings.replica import ATTRIBUTE, Replica
+from otel_cache.faults import swallow
+
+
+def store(original: Function, context: Context) -> Function:
+    """Wrap `BlockPool.cache_full_blocks`: which blocks got a key, which were refused, which do not exist."""
+    arguments_of = extractor(
+        original, "request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size", "kv_cache_group_id",
+        optional=("block_mask",),
+    )  # fmt: skip
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        replica = getattr(self, ATTRIBUTE, None)
+        if not replica:
+            return original(self, *args, **kwargs)
+        try:
+            request, blocks, first, end, block_size, group, mask = arguments_of(self, *args, **kwargs)
+            covered = blocks[first:end]
+            # Only where hits may end inside a block can a block that becomes full have a key already.
+            replaced = _keys_of(replica, self, covered) if replica.partial_hits else ((), ())
+        except Exception as error:
+            swallow("the store hook", error)
+            return original(self, *args, **kwargs)
+        result = original(self, *args, **kwargs)
+        try:
+            if replaced[0]:
+                _emit_removed(replica, *replaced, "replaced", context)
+            if covered:
+                keys = list(map(replica.block_hash_of, covered))
+                context.emit((pack.store, replica, request, time_ns(), group, first, block_size, covered, keys, mask))
+        except Exception as error:
+            swallow("the store hook", error)
+        return result
+
+    return wrapper
+
+
+def partial_store(original: Function, context: Context) -> Function:
+    """Wrap `BlockPool.cache_partial_block`: keys at positions inside a block."""
+    arguments_of = extractor(original, "block", "request", "kv_cache_group_id", "num_tokens")
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        replica = getattr(self, ATTRIBUTE, None)
+        if not replica:
+            return original(self, *args, **kwargs)
+        blocks: Sequence[int] = ()
+        before: Sequence[Any] = ()
+        try:
+            block, request, group, position = arguments_of(self, *args, **kwargs)
+            if not block.is_null:
+                blocks, before = _keys_of(replica, self, [block])
+        except Exception as error:
+            swallow("the partial store hook", error)
+            return original(self, *args, **kwargs)
+        key = original(self, *args, **kwargs)
+        try:
+            others = [known for known in before if known != key]
+            if others:
+                _emit_removed(replica, blocks[: len(others)], others, "replaced", context)
+            # vLLM calls this again on every step of the request; the key is news but once.
+            if key is not None and key not in before:
+                context.emit((pack.partial_store, replica, request, time_ns(), group, position, key))
+        except Exception as error:
+            swallow("the partial store hook", error)
+        return key
+
+    return wrapper
+
+
+def evict(original: Function, context: Context) -> Function:
+    """Wrap `BlockPool.get_new_blocks`: which keys the new blocks pushed out."""
+    count_of = extractor(original, "num_blocks")
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        replica = getattr(self, ATTRIBUTE, None)
+        if not replica:
+            return original(self, *args, **kwargs)
+        leaving: list[Any] = []
+        blocks: Sequence[int] = ()
+        keys: Sequence[Any] = ()
+        try:
+            (count,) = count_of(self, *args, **kwargs)
+            hash_of = replica.block_hash_of
+            block = self.free_block_queue.fake_free_list_head.next_free_block
+            # The queue's last element is no block: it has no key.
+            while count > 0 and block is not None:
+                if hash_of(block) is not None:
+                    leaving.append(block)
+                block = block.next_free_block
+                count -= 1
+            if leaving:
+                blocks, keys = _keys_of(replica, self, leaving)
+        except Exception as error:
+            swallow("the evict hook", error)
+        result = original(self, *args, **kwargs)
+        if keys:
+            try:
+                _emit_removed(replica, blocks, keys, "allocation", context)
+            except Exception as error:
+                swallow("the evict hook", error)
+        return result
+
+    return wrapper
+
+
+def withdraw(original: Function, context: Context) -> Function:
+    """Wrap `BlockPool.evict_blocks`: keys that vLLM takes back, such as those of blocks that could not be loaded."""
+    ids_of = extractor(original, "block_ids")
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        replica = getattr(self, ATTRIBUTE, None)
+        if not replica:
+            return original(self, *args, **kwargs)
+        blocks: Sequence[int] = ()
+        keys: Sequence[Any] = ()
+        try:
+            (ids,) = ids_of(self, *args, **kwargs)
+            blocks, keys = _keys_of(replica, self, [self.blocks[number] for number in ids])
+        except Exception as error:
+            swallow("the withdraw hook", error)
+        result = original(self, *args, **kwargs)
+        if keys:
+            try:
+                _emit_removed(replica, blocks, keys, "allocation", context)
+            except Exception as error:
+                swallow("the withdraw hook", error)
+        return result
+
+    return wrapper
+
+
+def _keys_of(replica: Replica, pool: Any, blocks: Sequence[Any]) -> tuple[list[int], list[Any]]:
+    """Return, in parallel, the ids of the blocks that carry a key and their keys; a block may carry several."""
+    hash_of = replica.block_hash_of
+    keyed = [block for block in blocks if hash_of(block) is not None]
+    ids = [block.block_id for block in keyed]
+    keys = list(map(hash_of, keyed))
+    more = pool.cached_block_hashes_by_block
+    if more:
+        for block in keyed:
+            extra = [key for key in more.get(block.block_id, ()) if key != hash_of(block)]
+            ids += [block.block_id] * len(extra)
+            keys += extra
+    return ids, keys
+
+
+def _emit_removed(replica: Replica, blocks: Sequence[int], keys: Sequence[Any], reason: str, context: Context) -> None:
+    """Report those of `keys` of which no copy is left: one copy of several is no loss."""
+    cached = replica.cached_keys
+    if any(key in cached for key in keys):
+        pairs = [(block, key) for block, key in zip(blocks, keys, strict=True) if key not in cached]
+        blocks, keys = [block for block, _ in pairs], [key for _, key in pairs]
+    if len(set(keys)) < len(keys):
+        one = dict(zip(keys, blocks, strict=True))
+        keys, blocks = list(one), list(one.values())
+    if keys:
+        context.emit((pack.evict, replica, time_ns(), blocks, keys, reason))
+
+
+def reset(original: Function, context: Context) -> Function:
+    """Wrap `BlockPool.reset_prefix_cache`."""
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        replica = getattr(self, ATTRIBUTE, None)
+        if replica and result:
+            try:
+                context.emit((pack.reset, replica, time_ns()))
+            except Exception as error:
+                swallow("the reset hook", error)
+        return result
+
+    return wrapper
