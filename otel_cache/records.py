@@ -70,7 +70,7 @@ class Replica(msgspec.Struct, frozen=True, array_like=True, tag="replica"):
     attributes: dict[str, Any]
 
 
-class GroupPass(msgspec.Struct, frozen=True, array_like=True):
+class GroupPass(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One call of a finder: what the groups were asked for, and what they had. All in tokens."""
 
     groups: list[int]
@@ -80,7 +80,7 @@ class GroupPass(msgspec.Struct, frozen=True, array_like=True):
     alignment: int
 
 
-class Lookup(msgspec.Struct, frozen=True, array_like=True, tag="lookup"):
+class Lookup(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="lookup"):
     """One call of the local prefix lookup.
 
     `tokens` is `Request.num_tokens`; `limit` the longest hit that was asked for; `uncached` the common prefix that
@@ -126,7 +126,7 @@ class Lookup(msgspec.Struct, frozen=True, array_like=True, tag="lookup"):
     connector: bool = False
 
 
-class RepeatedLookup(msgspec.Struct, frozen=True, array_like=True, tag="repeat"):
+class RepeatedLookup(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="repeat"):
     """The request's latest lookup was made again, with the same outcome: it was not admitted in between."""
 
     sequence: int
@@ -137,7 +137,7 @@ class RepeatedLookup(msgspec.Struct, frozen=True, array_like=True, tag="repeat")
     step: int
 
 
-class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
+class Store(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="store"):
     """A group's manager went over the blocks of a request: what was registered, and what was not.
 
     `stored` were given a key; `masked` were computed, but the retention mask refused them; `missing` are null
@@ -159,7 +159,7 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag="store"):
     fingerprints: bytes
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request's share of a step: tokens [start, end)."""
 
     request: str
@@ -168,7 +168,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     prefill: bool
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+class Step(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="step"):
     """`Scheduler.schedule` returned. `chunks` are the requests that prefill or that stored something in this step.
 
     `admitted` maps the requests that this step took up to the tokens that admission found computed; `finished` and
@@ -196,7 +196,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     context: bytes = b""
 
 
-class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+class StepDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="done"):
     """`Scheduler.update_from_output` was given this step's output at `start`: the step was executed by then."""
 
     sequence: int
@@ -206,7 +206,7 @@ class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     end: int
 
 
-class Evict(msgspec.Struct, frozen=True, array_like=True, tag="evict"):
+class Evict(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="evict"):
     """The last copies of some keys of one group left the cache.
 
     `positions`, `fingerprints` (8 bytes each), `keys` (digests of the extra keys; empty where no key has one), `ages`
@@ -227,7 +227,7 @@ class Evict(msgspec.Struct, frozen=True, array_like=True, tag="evict"):
     reason: str
 
 
-class Reset(msgspec.Struct, frozen=True, array_like=True, tag="reset"):
+class Reset(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="reset"):
     """The prefix cache was cleared."""
 
     sequence: int
@@ -235,7 +235,7 @@ class Reset(msgspec.Struct, frozen=True, array_like=True, tag="reset"):
     time: int
 
 
-class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
+class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="finished"):
     """A request left the scheduler. `reason` is vLLM's word, empty where it has none; tokens and times are counts."""
 
     sequence: int
@@ -249,7 +249,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     accepted: int
 
 
-class Executed(msgspec.Struct, frozen=True, array_like=True, tag="executed"):
+class Executed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="executed"):
     """A worker ran a step, on the host's clock. `context` is that of the step's span; see `Step`.
 
     `replica` is the worker's own handle: a `Replica` record of its process gives its resource, `vllm.worker.rank`

@@ -1,12 +1,17 @@
 """Positions as they stand in attributes: "8000,9600" or "1600-11200/1600" (first-last/step)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from otel_cache.errors import RecordError
 
 
-def format_positions(spans: Iterable[tuple[int, int, int]]) -> str:
+def format_positions(spans: Sequence[tuple[int, int, int]]) -> str:
     """Write runs of positions, each (first, last, step) in tokens, as text."""
+    if not spans:
+        return ""
+    if len(spans) == 1:
+        first, last, step = spans[0]
+        return str(first) if first == last else f"{first}-{last}/{step}"
     return ",".join(str(first) if first == last else f"{first}-{last}/{step}" for first, last, step in spans)
 
 

@@ -44,7 +44,6 @@ _HANDLERS: dict[type[Record], Callable[[ReplicaLife, Any], None]] = {
     Evict: ReplicaLife.on_evict,
     Reset: ReplicaLife.on_reset,
     Finished: ReplicaLife.on_finished,
-    Replica: ReplicaLife.on_replica,
 }
 
 
@@ -84,10 +83,16 @@ class ProcessBuilder:
         """Return the spans that the records of `batch` finish."""
         self._dropped = max(self._dropped, batch.dropped)
         for record in batch.records:
-            if not self._expects(record) or isinstance(record, Unknown):
+            if record.sequence == self._expected:
+                self._expected += 1
+            elif not self._resumes(record):
                 continue
             try:
-                self._dispatch(record)
+                handler = _HANDLERS.get(type(record))
+                if handler is not None:
+                    handler(self._lives.get(record.replica) or self._life(record.replica), record)
+                else:
+                    self._dispatch(record)
             except Exception:
                 # A record that nobody foresaw costs its own span, never the ones after it.
                 self.failed += 1
@@ -105,26 +110,25 @@ class ProcessBuilder:
             life.close()
         return self._take()
 
-    def _expects(self, record: Record | Unknown) -> bool:
+    def _resumes(self, record: Record | Unknown) -> bool:
         """Count what is missing before `record`; return False where it has come before."""
-        sequence = record.sequence
-        if sequence < self._expected:
+        if record.sequence < self._expected:
             # A frame that a broken connection cut short comes again whole, and so do the replicas' settings.
             return isinstance(record, Replica)
-        if sequence > self._expected:
-            self._gaps.missing += sequence - self._expected
-            for life in self._lives.values():
-                life.interrupt()
-        self._expected = sequence + 1
+        self._gaps.missing += record.sequence - self._expected
+        for life in self._lives.values():
+            life.interrupt()
+        self._expected = record.sequence + 1
         return True
 
-    def _dispatch(self, record: Record) -> None:
+    def _dispatch(self, record: Record | Unknown) -> None:
         if isinstance(record, Executed):
             self._worker(record.replica).on_executed(record)
-        elif isinstance(record, Replica) and WORKER_RANK in record.attributes:
-            self._worker(record.replica).on_replica(record)
-        else:
-            _HANDLERS[type(record)](self._life(record.replica), record)
+        elif isinstance(record, Replica):
+            if WORKER_RANK in record.attributes:
+                self._worker(record.replica).on_replica(record)
+            else:
+                self._life(record.replica).on_replica(record)
 
     def _life(self, handle: int) -> ReplicaLife:
         life = self._lives.get(handle)

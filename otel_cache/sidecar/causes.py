@@ -17,8 +17,10 @@ from otel_cache.sidecar.spans import SpanLink, Value
 from otel_cache.sidecar.verdict import Verdict
 
 MAX_ENTRIES = 65_536
-MAX_PROBES = 64
-"""Positions of the hit grid that are looked at for one lookup."""
+MAX_PROBES = 8
+"""Positions of the hit grid above a hit that are looked at: the first is where a lookup of attention groups stopped."""
+MAX_REFUSED_PROBES = 64
+"""Positions below the end that are looked at, where no attention group says how far a prefix is known."""
 
 Cause = Context | tuple[GatheredEvicts, int]
 """The store's span; or an eviction and the block, since the span of an eviction is known once its step is."""
@@ -102,7 +104,7 @@ class Causes:
             if found := at(position, lacking, refused=False, taken=True):
                 return found
         if set(settings.kinds) == {names.KIND_MAMBA}:
-            for position in reversed(positions[-MAX_PROBES:]):
+            for position in reversed(positions[-MAX_REFUSED_PROBES:]):
                 if found := at(position, verdict.hits, refused=True, taken=False):
                     return found
         return []

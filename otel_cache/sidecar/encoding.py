@@ -16,4 +16,6 @@ def encode_bytes(data: bytes) -> str:
 def encode_fingerprints(data: bytes) -> list[str]:
     """Return concatenated fingerprints as base64 strings of at most `MAX_FINGERPRINTS` each."""
     size = MAX_FINGERPRINTS * FINGERPRINT_BYTES
+    if len(data) <= size:
+        return [encode_bytes(data)] if data else []
     return [encode_bytes(data[start : start + size]) for start in range(0, len(data), size)]

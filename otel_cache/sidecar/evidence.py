@@ -12,7 +12,7 @@ from otel_cache.records import FINGERPRINT_BYTES, Chunk, Evict, Span, Store
 from otel_cache.semconv import names
 from otel_cache.semconv.positions import format_positions
 from otel_cache.sidecar.encoding import encode_bytes, encode_fingerprints
-from otel_cache.sidecar.ids import Context, new_child
+from otel_cache.sidecar.ids import Context, new_child, new_root
 from otel_cache.sidecar.spans import Value
 
 NANOSECONDS_PER_MILLISECOND = 1_000_000
@@ -23,6 +23,8 @@ _RUNS: Sequence[tuple[str, Callable[[Store], list[Span]]]] = (
     (names.STORE_NOT_MATERIALIZED, attrgetter("missing")),
     (names.STORE_WANTED, attrgetter("wanted")),
 )
+_KEYS = tuple(key for key, _ in _RUNS)
+_NONE = ("",)
 
 
 class GatheredStores:
@@ -70,22 +72,21 @@ class GatheredStores:
             attributes[names.STORE_ORIGIN] = names.ORIGIN_PREFILL if chunk.prefill else names.ORIGIN_DECODE
             attributes[names.STORE_CHUNK_START] = chunk.start
             attributes[names.STORE_CHUNK_END] = chunk.end
-        if len(groups) == len(records):
-            if len(records) > 1:
-                records.sort(key=attrgetter("group"))
-            for key, runs in _RUNS:
-                attributes[key] = [_format(runs(record)) for record in records]
+        if len(records) == 1:
+            (record,) = records
+            for key, runs in zip(_KEYS, (record.stored, record.masked, record.missing, record.wanted), strict=True):
+                attributes[key] = [format_positions(runs)] if runs else _NONE
+        elif len(groups) == len(records):
+            records.sort(key=attrgetter("group"))
+            for key, runs_of in _RUNS:
+                attributes[key] = [format_positions(runs_of(record)) for record in records]
         else:
-            for key, runs in _RUNS:
-                attributes[key] = [_format(_union(runs, records, group)) for group in groups]
+            for key, runs_of in _RUNS:
+                attributes[key] = [format_positions(_union(runs_of, records, group)) for group in groups]
         if self._fingerprints:
             attributes[names.FINGERPRINT_FIRST] = self._first
             attributes[names.FINGERPRINT_VALUES] = encode_fingerprints(self._fingerprints)
         return attributes
-
-
-def _format(runs: Sequence[Span]) -> str:
-    return format_positions(runs) if runs else ""
 
 
 def _union(runs: Callable[[Store], list[Span]], records: Sequence[Store], group: int) -> list[Span]:
@@ -116,14 +117,22 @@ class GatheredEvicts:
         self.end = max(self.end, record.time)
         self._records.append(record)
 
-    def settle(self, owners: Mapping[int, str], new_span: Callable[[], Context]) -> None:
-        """The step is over: name a span for each request that `owners` says was given a block, "" for none."""
+    @property
+    def settled(self) -> bool:
+        """Whether the spans have names."""
+        return bool(self._spans)
+
+    def settle(self, owners: Mapping[int, str], step: Context | None) -> None:
+        """The step is over: name a span for each request that `owners` says was given a block, "" for none.
+
+        They are below the span `step`, roots where that is None.
+        """
         self._owners = owners if self.reason == "allocation" else {}
         for record in self._records:
             for block in record.blocks:
                 owner = self._owners.get(block, "")
                 if owner not in self._spans:
-                    self._spans[owner] = new_span()
+                    self._spans[owner] = new_root() if step is None else new_child(step)
 
     def span_of(self, block: int) -> Context | None:
         """Return the span that tells of a block, None as long as the step is not over."""

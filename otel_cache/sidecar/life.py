@@ -58,6 +58,7 @@ class ReplicaLife:
         self._requests = RequestTable()
         self._gathered: list[GatheredStores | GatheredEvicts | Reset] = []
         self._gathered_records = 0
+        self._evicting = False
         self._steps = OpenSteps()
         self._causes = Causes()
         self._evidence = evidence
@@ -83,7 +84,8 @@ class ReplicaLife:
 
     def on_lookup(self, record: Lookup) -> None:
         """Join the lookup to the one before it, or begin another."""
-        self._seen = max(self._seen, record.end)
+        if record.end > self._seen:
+            self._seen = record.end
         request = self._requests.look_up(record, self._settings)
         verdict = judge(record, self._settings.alignment)
         causes = self._causes.find(record, verdict, request.prints, self._settings)
@@ -92,7 +94,8 @@ class ReplicaLife:
 
     def on_repeat(self, record: RepeatedLookup) -> None:
         """Count another attempt of the request's open lookup."""
-        self._seen = max(self._seen, record.end)
+        if record.end > self._seen:
+            self._seen = record.end
         request = self._requests.get(record.request)
         if request is not None and request.lookup is not None:
             request.seen = max(request.seen, record.end)
@@ -100,7 +103,8 @@ class ReplicaLife:
 
     def on_store(self, record: Store) -> None:
         """Keep the store until its step is known."""
-        self._seen = max(self._seen, record.time)
+        if record.time > self._seen:
+            self._seen = record.time
         request = self._requests.store(record, self._settings)
         latest = self._gathered[-1] if self._gathered else None
         if isinstance(latest, GatheredStores) and latest.takes(record):
@@ -130,6 +134,7 @@ class ReplicaLife:
         else:
             latest = GatheredEvicts(record)
             self._gather(latest)
+        self._evicting = True
         self._causes.on_evict(record, latest)
 
     def on_reset(self, record: Reset) -> None:
@@ -140,21 +145,23 @@ class ReplicaLife:
 
     def on_step(self, record: Step) -> None:
         """Close what this step decided, and keep the step itself until it was executed."""
-        self._seen = max(self._seen, record.end)
+        if record.end > self._seen:
+            self._seen = record.end
         context = read_context(record.context) or new_root()
-        for gathered in self._gathered:
-            if isinstance(gathered, GatheredEvicts):
-                gathered.settle(record.owners, lambda: new_child(context))
+        if self._evicting:
+            self._settle_evicts(record, context)
         for name, tokens in record.admitted.items():
             admitted = self._requests.touch(name, record.start)
             admitted.on_admitted(tokens, record.end)
             self._close_lookup(admitted, admitted=tokens)
         self._close_gathered(record, context)
-        step = OpenStep(record, context, self._links(chunk.request for chunk in record.chunks[:MAX_LINKS]))
+        step = OpenStep(record, context, [], [])
         for chunk in record.chunks:
             request = self._requests.touch(chunk.request, record.end)
-            if request.ends_prefill(chunk):
+            if not request.answered and request.ends_prefill(chunk):
                 step.answered.append(request)
+            if len(step.links) < MAX_LINKS:
+                step.links.append(request.link)
         for name in record.preempted:
             if (preempted := self._requests.get(name)) is not None:
                 preempted.preemptions += 1
@@ -168,7 +175,8 @@ class ReplicaLife:
 
     def on_done(self, record: StepDone) -> None:
         """Close the step that was executed."""
-        self._seen = max(self._seen, record.end)
+        if record.end > self._seen:
+            self._seen = record.end
         if (step := self._steps.pop(record.index)) is not None:
             self._close_step(step, record)
 
@@ -250,6 +258,13 @@ class ReplicaLife:
             )
             self._spans.append(child)
 
+    def _settle_evicts(self, step: Step, context: Context) -> None:
+        """Name the spans of what was evicted, before a lookup that it is the cause of is closed."""
+        for gathered in self._gathered:
+            if isinstance(gathered, GatheredEvicts):
+                gathered.settle(step.owners, context)
+        self._evicting = False
+
     def _close_gathered(self, step: Step | None, context: Context | None) -> None:
         if not self._gathered:
             return
@@ -261,8 +276,8 @@ class ReplicaLife:
             if isinstance(gathered, GatheredStores):
                 self._add_stores(gathered, chunks.get(gathered.request))
             elif isinstance(gathered, GatheredEvicts):
-                if step is None:
-                    gathered.settle({}, new_root)
+                if not gathered.settled:
+                    gathered.settle({}, context)
                 times = (gathered.start, gathered.end)
                 for owner, span, attributes in gathered.finish():
                     links = self._links([owner])

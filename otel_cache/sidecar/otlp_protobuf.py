@@ -11,21 +11,32 @@ from functools import lru_cache
 from typing import Any
 
 from otel_cache.package import SCOPE, VERSION
+from otel_cache.sidecar.ids import Context
 from otel_cache.sidecar.resource import ReplicaResource
 from otel_cache.sidecar.spans import SpanData, SpanLink
 
-_MAX_KEYS = 4096
+_MAX_KEYS = 1024
+_MAX_LINKS = 4096
+_MAX_VALUES = 256
+"""Values of one attribute that are kept in their encoded form."""
+_MAX_INTEGER = 1 << 17
+_MAX_TEXT = 64
+"""Longer strings than so many bytes are not kept."""
+_MAX_SIZE = 4096
+"""Longer strings than so many bytes have the bytes in front of them made anew."""
+_SHORT = 120
+_MASK64 = (1 << 64) - 1
 _INT64 = range(-(1 << 63), 1 << 63)
 _BYTE = [bytes((value,)) for value in range(128)]
 
 _pack_double = struct.Struct("<d").pack
-_pack_span_head = struct.Struct(">BB16sBB8s").pack
+_pack_ids = struct.Struct(">BB16sBB8s").pack
 _pack_times = struct.Struct("<BQBQ").pack
 _pack_flags = struct.Struct("<BI").pack
 
 # Tags: field number << 3 | wire type, which is 0 for a varint, 1 for 8 bytes, 2 for a length and bytes, 5 for 4 bytes.
 _FIXED64, _BYTES, _FIXED32 = 1, 2, 5
-_SPAN_TRACE_ID, _SPAN_ID = 1 << 3 | _BYTES, 2 << 3 | _BYTES
+_TRACE_ID, _SPAN_ID = 1 << 3 | _BYTES, 2 << 3 | _BYTES
 _SPAN_TRACE_STATE, _SPAN_PARENT = bytes((3 << 3 | _BYTES,)), bytes((4 << 3 | _BYTES, 8))
 _SPAN_NAME, _SPAN_KIND_INTERNAL = bytes((5 << 3 | _BYTES,)), bytes((6 << 3, 1))
 _SPAN_START, _SPAN_END = 7 << 3 | _FIXED64, 8 << 3 | _FIXED64
@@ -63,9 +74,7 @@ def encode_spans(spans: Sequence[SpanData]) -> bytes:
 
 
 def _span(span: SpanData) -> bytes:
-    trace_id, span_id, _ = span.context
-    head = _pack_span_head(_SPAN_TRACE_ID, 16, trace_id.to_bytes(16, "big"), _SPAN_ID, 8, span_id.to_bytes(8, "big"))
-    parts = [head]
+    parts = [_ids(span.context)]
     if span.trace_state:
         parts.append(_field(_SPAN_TRACE_STATE, _text(span.trace_state)))
     flags = _SPAN_FLAGS
@@ -73,84 +82,184 @@ def _span(span: SpanData) -> bytes:
         flags = _SPAN_FLAGS_REMOTE if span.remote_parent else _SPAN_FLAGS
         parts += (_SPAN_PARENT, span.parent[1].to_bytes(8, "big"))
     parts += (_name(span.name), _pack_times(_SPAN_START, span.start, _SPAN_END, span.end))
-    _attributes(parts, _SPAN_ATTRIBUTE, span.attributes)
+    parts += _attributes(_SPAN_KEYS, span.attributes)
     for link in span.links:
-        body = _link(link)
-        parts += (_SPAN_LINK, _length(len(body)), body)
+        parts.append(_link(link) if link.attributes else _plain_link(link.context))
     parts += (_SPAN_STATUS_UNSET, flags)
     return b"".join(parts)
 
 
 def _link(link: SpanLink) -> bytes:
-    trace_id, span_id, _ = link.context
-    head = _pack_span_head(_SPAN_TRACE_ID, 16, trace_id.to_bytes(16, "big"), _SPAN_ID, 8, span_id.to_bytes(8, "big"))
-    if not link.attributes:
-        return head + _LINK_FLAGS
-    parts = [head]
-    _attributes(parts, _LINK_ATTRIBUTE, link.attributes)
-    parts.append(_LINK_FLAGS)
-    return b"".join(parts)
+    attributes = _attributes(_LINK_KEYS, link.attributes)
+    return _field(_SPAN_LINK, b"".join((_ids(link.context), *attributes, _LINK_FLAGS)))
 
 
-def _attributes(parts: list[bytes], tag: bytes, attributes: Mapping[str, Any]) -> None:
-    """Append a field `tag` with a `KeyValue` for each attribute."""
-    for key, value in attributes.items():
-        encoded = _value(value)
-        if encoded is None:
-            continue
-        name = _key(key)
+@lru_cache(maxsize=_MAX_LINKS)
+def _plain_link(context: Context) -> bytes:
+    # Steps link to the same requests again and again.
+    return _field(_SPAN_LINK, _ids(context) + _LINK_FLAGS)
+
+
+def _ids(context: Context) -> bytes:
+    """Return trace id and span id, which have the same field numbers in spans and in links."""
+    ids = context[0].to_bytes(16, "big"), context[1].to_bytes(8, "big")
+    return _pack_ids(_TRACE_ID, 16, ids[0], _SPAN_ID, 8, ids[1])
+
+
+class _Key:
+    """One attribute name in one kind of message, and what an attribute of this name looks like around its value.
+
+    An attribute is a field `tag` with a `KeyValue`: the name, and in field 2 an `AnyValue`. All but the value itself
+    depends on the name and the value's size alone, and values of one name often come again.
+    """
+
+    __slots__ = (
+        "_integer_heads", "_name", "_single_heads", "_tag", "_text_heads", "empty", "false", "float_head", "integers",
+        "numbers", "singles", "texts", "true",
+    )  # fmt: skip
+
+    def __init__(self, tag: bytes, name: str) -> None:
+        self._tag = tag
+        self._name = _field(_FIRST, _text(name))
+        self._text_heads: dict[int, bytes] = {}
+        self._integer_heads: dict[int, bytes] = {}
+        self._single_heads: dict[int, bytes] = {}
+        self.integers: dict[int, bytes] = {}
+        self.texts: dict[str, bytes] = {}
+        self.singles: dict[str, bytes] = {}
+        self.numbers = {value: self.wrap(_field(_VALUE_ARRAY, _INTEGER_ELEMENTS[value])) for value in range(16)}
+        self.float_head = self.wrap(_VALUE_DOUBLE + bytes(8))[:-8]
+        self.false, self.true = self.wrap(_VALUE_FALSE), self.wrap(_VALUE_TRUE)
+        self.empty = self.wrap(_VALUE_ARRAY + b"\0")
+
+    def wrap(self, value: bytes) -> bytes:
+        """Return the attribute with an encoded `AnyValue`."""
+        return _field(self._tag, self._name + _field(_SECOND, value))
+
+    def text(self, text: str) -> bytes:
+        """Return the attribute with a string."""
+        encoded = _text(text)
         size = len(encoded)
-        # A KeyValue is the name and, in field 2, the value.
-        if size < 128:
-            length = len(name) + 2 + size
-            parts += (tag, _length(length), name, _SECOND, _BYTE[size], encoded)
-        else:
-            value_length = _varint(size)
-            length = len(name) + 1 + len(value_length) + size
-            parts += (tag, _varint(length), name, _SECOND, value_length, encoded)
+        head = self._text_heads.get(size)
+        if head is None:
+            head = self.wrap(_field(_VALUE_STRING, bytes(size)))[: -size or None]
+            if size <= _MAX_SIZE:
+                self._text_heads[size] = head
+        attribute = head + encoded
+        if size < _MAX_TEXT:
+            if len(self.texts) >= _MAX_VALUES:
+                self.texts.clear()
+            self.texts[text] = attribute
+        return attribute
+
+    def integer(self, value: int) -> bytes:
+        """Return the attribute with an integer; b"" where OTLP cannot hold it."""
+        if value not in _INT64:
+            return b""
+        varint = _varint(value & _MASK64)
+        head = self._integer_heads.get(len(varint))
+        if head is None:
+            head = self._integer_heads[len(varint)] = self.wrap(_VALUE_INT + varint)[: -len(varint)]
+        attribute = head + varint
+        # Numbers that only ever grow are not worth it.
+        if value < _MAX_INTEGER:
+            if len(self.integers) >= _MAX_VALUES:
+                self.integers.clear()
+            self.integers[value] = attribute
+        return attribute
+
+    def single(self, text: str) -> bytes:
+        """Return the attribute with an array of one string."""
+        encoded = _text(text)
+        size = len(encoded)
+        head = self._single_heads.get(size)
+        if head is None:
+            element = _field(_FIRST, _field(_VALUE_STRING, bytes(size)))
+            head = self.wrap(_field(_VALUE_ARRAY, element))[: -size or None]
+            if size <= _MAX_SIZE:
+                self._single_heads[size] = head
+        attribute = head + encoded
+        if size < _MAX_TEXT:
+            if len(self.singles) >= _MAX_VALUES:
+                self.singles.clear()
+            self.singles[text] = attribute
+        return attribute
 
 
-def _value(value: Any) -> bytes | None:
-    """Return an `AnyValue`; None where it cannot be written."""
-    kind = type(value)
-    if kind is str:
-        text = _text(value)
-        return _VALUE_STRING + _length(len(text)) + text
-    if kind is int:
-        if 0 <= value < 128:
-            return _SMALL_INTS[value]
-        return _VALUE_INT + _varint(value & 0xFFFF_FFFF_FFFF_FFFF) if value in _INT64 else None
-    if kind is bool:
-        return _VALUE_TRUE if value else _VALUE_FALSE
-    if kind is float:
-        double: bytes = _pack_double(value)
-        return _VALUE_DOUBLE + double
-    body = _array(value)
-    return None if body is None else _VALUE_ARRAY + _length(len(body)) + body
+class _Keys(dict[str, _Key]):
+    """The keys of the attributes in one kind of message, made when they are first asked for."""
+
+    def __init__(self, tag: bytes) -> None:
+        self._tag = tag
+
+    def __missing__(self, name: str) -> _Key:
+        # Names are ours, and few; but whoever feeds this without end must not fill the memory.
+        if len(self) >= _MAX_KEYS:
+            self.clear()
+        key = self[name] = _Key(self._tag, name)
+        return key
+
+
+_SPAN_KEYS, _LINK_KEYS, _RESOURCE_KEYS = _Keys(_SPAN_ATTRIBUTE), _Keys(_LINK_ATTRIBUTE), _Keys(_FIRST)
+
+
+def _attributes(keys: _Keys, attributes: Mapping[str, Any]) -> list[bytes]:
+    """Return what the attributes are as fields of a message."""
+    parts: list[bytes] = []
+    add = parts.append
+    for name, value in attributes.items():
+        key = keys[name]
+        kind = type(value)
+        if kind is int:
+            add(key.integers.get(value) or key.integer(value))
+        elif kind is str:
+            add(key.texts.get(value) or key.text(value))
+        elif kind is bool:
+            add(key.true if value else key.false)
+        elif kind is float:
+            add(key.float_head)
+            add(_pack_double(value))
+        elif not value:
+            add(key.empty)
+        elif len(value) == 1 and type(value[0]) is str:
+            add(key.singles.get(value[0]) or key.single(value[0]))
+        elif len(value) == 1 and type(value[0]) is int and value[0] in key.numbers:
+            add(key.numbers[value[0]])
+        elif (array := _array(value)) is not None:
+            add(key.wrap(_field(_VALUE_ARRAY, array)))
+    return parts
 
 
 def _array(values: Iterable[Any]) -> bytes | None:
+    """Return an `ArrayValue`; None where OTLP cannot hold one of its integers."""
     parts: list[bytes] = []
-    for each in values:
-        encoded = _value(each)
-        if encoded is None:
-            return None
-        parts += (_FIRST, _length(len(encoded)), encoded)
+    for value in values:
+        kind = type(value)
+        if kind is str:
+            text = _text(value)
+            if len(text) < _SHORT:
+                parts += (_TEXT_ELEMENTS[len(text)], text)
+            else:
+                parts.append(_field(_FIRST, _field(_VALUE_STRING, text)))
+        elif kind is int:
+            if 0 <= value < 128:
+                parts.append(_INTEGER_ELEMENTS[value])
+            elif value in _INT64:
+                parts.append(_field(_FIRST, _VALUE_INT + _varint(value & _MASK64)))
+            else:
+                return None
+        elif kind is bool:
+            parts.append(_field(_FIRST, _VALUE_TRUE if value else _VALUE_FALSE))
+        else:
+            parts.append(_field(_FIRST, _VALUE_DOUBLE + _pack_double(value)))
     return b"".join(parts)
 
 
 def _resource(resource: ReplicaResource) -> bytes:
     # The same for every request of a replica's life: written once.
     if resource.protobuf is None:
-        parts: list[bytes] = []
-        _attributes(parts, _FIRST, resource.attributes)
-        resource.protobuf = _field(_FIRST, b"".join(parts))
+        resource.protobuf = _field(_FIRST, b"".join(_attributes(_RESOURCE_KEYS, resource.attributes)))
     return resource.protobuf
-
-
-@lru_cache(maxsize=_MAX_KEYS)
-def _key(key: str) -> bytes:
-    return _field(_FIRST, _text(key))
 
 
 @lru_cache(maxsize=64)
@@ -164,7 +273,10 @@ def _field(tag: bytes, body: bytes) -> bytes:
 
 def _text(text: str) -> bytes:
     # Environment variables may hold bytes that are no text; protobuf strings may not.
-    return text.encode("utf-8", "replace")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace")
 
 
 def _length(size: int) -> bytes:
@@ -172,17 +284,17 @@ def _length(size: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    if value < 128:
+    if value < 1 << 7:
         return _BYTE[value]
     if value < 1 << 14:
         return bytes((value & 0x7F | 0x80, value >> 7))
-    written = bytearray()
-    while value > 0x7F:
-        written.append(value & 0x7F | 0x80)
-        value >>= 7
-    written.append(value)
-    return bytes(written)
+    if value < 1 << 21:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
+    if value < 1 << 28:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F | 0x80, value >> 21))
+    return bytes((value & 0x7F | 0x80,)) + _varint(value >> 7)
 
 
-_SMALL_INTS = [_VALUE_INT + _BYTE[value] for value in range(128)]
+_TEXT_ELEMENTS = [_field(_FIRST, _field(_VALUE_STRING, bytes(size)))[: -size or None] for size in range(_SHORT)]
+_INTEGER_ELEMENTS = [_field(_FIRST, _VALUE_INT + _varint(value)) for value in range(128)]
 _SCOPE_HEAD = _field(_FIRST, _field(_FIRST, _text(SCOPE)) + _field(_SECOND, _text(VERSION)))

@@ -1,7 +1,7 @@
 """The steps of a replica between their scheduling and the end of their execution."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from otel_cache.records import Step, StepDone
 from otel_cache.semconv import names
@@ -19,8 +19,8 @@ class OpenStep:
 
     record: Step
     context: Context
-    links: Sequence[SpanLink]
-    answered: list[Request] = field(default_factory=list)
+    links: list[SpanLink]
+    answered: list[Request]
 
     def span(self, done: StepDone | None, resource: ReplicaResource) -> SpanData | None:
         """Return the step's span, None for a step that scheduled nothing; `done` is None where it never was."""
