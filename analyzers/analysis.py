@@ -1,16 +1,26 @@
 """The whole analysis: a capture in, results out. Pure."""
 
 from collections import Counter
+from collections.abc import Sequence
 
+from analyzers.capacity import capacity_of
+from analyzers.choice import Choice
+from analyzers.coverage import coverage_of
+from analyzers.families import with_families
 from analyzers.findings import findings
-from analyzers.model import CLASSES, Analysis, Capture, Coverage
+from analyzers.fleet import fleet_of
+from analyzers.model import BY_DESIGN, CLASSES, SERVED, UNEXPLAINED, UNKNOWN, Analysis, Capture, LookupResult, Range
+from analyzers.observations import observations
 from analyzers.replay import Replay
 from analyzers.results import lookup_results
 from analyzers.sequences import sequences
+from analyzers.speed import Speed, speeds, total_seconds
+
+NOT_AVOIDABLE = BY_DESIGN | SERVED | {UNEXPLAINED, UNKNOWN}
 
 
-def analyze(capture: Capture) -> Analysis:
-    """Explain every lookup of `capture`.
+def analyze(capture: Capture, choice: Choice | None = None) -> Analysis:
+    """Explain every lookup of `capture`, and sum up those of `choice` (all of them by default).
 
     Raises:
         CaptureError: a replica's resource lacks what prediction needs.
@@ -18,24 +28,36 @@ def analyze(capture: Capture) -> Analysis:
     """
     replay = Replay(capture)
     replayed = replay.run()
-    passes = {(row["life"], row["parent_span_id"], row["group"]): row for row in capture.groups.to_dicts()}
-    results = lookup_results(replayed, capture.lives, passes)
+    passes = {(row["life"], row["parent_span_id"], row["group"]): row for row in capture.groups.iter_rows(named=True)}
+    everything = with_families(replayed, lookup_results(replayed, capture.lives, passes))
+    results = choice.of(everything) if choice else everything
     lost: Counter[str] = Counter()
     for result in results:
         lost.update(result.lost)
+    replicas = len({life.replica for life in capture.lives})
+    known = speeds(capture.steps)
+    fleet, capacity = fleet_of(results, replay.caches, replicas), capacity_of(capture, replay.caches, results)
+    found = findings(results, replay.settings, known) + observations(
+        capture, results, replay.settings, known, fleet, capacity, replay.holes
+    )
     return Analysis(
-        coverage=Coverage(
-            spans=capture.spans,
-            replicas=len({life.replica for life in capture.lives}),
-            lookups=len(results),
-            missing_records=replay.missing,
-            skipped_lines=capture.skipped_lines,
-            foreign_spans=capture.foreign_spans,
-            notes=capture.notes,
-        ),
+        coverage=coverage_of(capture, len(results), replay.holes),
         replicas={life.replica: life.attributes for life in capture.lives},
         lookups=results,
-        sequences=sequences(replayed, results),
-        findings=findings(results, replay.settings),
+        sequences=sequences(replayed, results, capture.requests),
+        findings=sorted(found, key=lambda each: (-each.tokens_lost, each.rule, each.summary)),
         lost={cls: lost[cls] for cls in CLASSES if lost[cls]},
+        fleet=fleet,
+        capacity=capacity,
+        prefill_seconds=_seconds(results, known, avoidable=False),
+        avoidable_seconds=_seconds(results, known, avoidable=True),
     )
+
+
+def _seconds(results: Sequence[LookupResult], known: dict[int, Speed], *, avoidable: bool) -> Range | None:
+    """Return how long computing what was not served took, all of it or what could have been served."""
+    tokens: Counter[int] = Counter()
+    for result in results:
+        spared = NOT_AVOIDABLE if avoidable else SERVED
+        tokens[result.life] += sum(max(0, count) for cls, count in result.lost.items() if cls not in spared)
+    return total_seconds(tokens, known)

@@ -1,13 +1,15 @@
 """Findings: what the losses of one kind have in common, and the flag that ends them."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from analyzers import model
-from analyzers.fixes import fix_alignment, fix_evicted, fix_not_materialized, fix_shifted
+from analyzers.fixes import fix_alignment, fix_cut, fix_evicted, fix_not_materialized, fix_shifted
 from analyzers.model import Finding, LookupResult
 from analyzers.settings import Settings
+from analyzers.speed import Speed, total_seconds
 from analyzers.wording import cause_of, counted
 
 Fix = Callable[[Settings, LookupResult], str]
@@ -33,14 +35,18 @@ class _Case:
         return sum(abs(result.lost[self.cls]) for result in self.results)
 
 
-def findings(results: Sequence[LookupResult], settings: Sequence[Settings]) -> list[Finding]:
-    """Return the findings of a capture, the costliest first.
+def findings(
+    results: Sequence[LookupResult], settings: Sequence[Settings], known: Mapping[int, Speed]
+) -> list[Finding]:
+    """Return the findings on lost classes, one per class, reason and configuration.
 
     Args:
         results: one per request.
         settings: by life.
+        known: speeds, by life.
 
     """
+    index = {id(result): number for number, result in enumerate(results)}
     grouped: dict[tuple[Any, ...], list[LookupResult]] = {}
     for result in results:
         for cls in result.lost:
@@ -50,9 +56,8 @@ def findings(results: Sequence[LookupResult], settings: Sequence[Settings]) -> l
     found = []
     for (cls, _, setting), rows in grouped.items():
         worst = max(rows, key=lambda row: row.lost[cls])
-        case = _Case(cls, setting, rows, worst)
-        found.append(_finding(case, list(results).index(worst)))
-    return sorted(found, key=lambda finding: (-finding.tokens_lost, finding.rule, finding.summary))
+        found.append(_finding(_Case(cls, setting, rows, worst), index[id(worst)], known))
+    return found
 
 
 def _main_reason(result: LookupResult, cls: str) -> str:
@@ -60,8 +65,10 @@ def _main_reason(result: LookupResult, cls: str) -> str:
     return ",".join(reason for reason in result.reason.split(",") if reason in reasons)
 
 
-def _finding(case: _Case, lookup: int) -> Finding:
+def _finding(case: _Case, lookup: int, known: Mapping[int, Speed]) -> Finding:
     rule, headline, fix = _RULES[case.cls]
+    if case.cls == model.ALIGNMENT and _main_reason(case.worst, case.cls) == "after_drop":
+        rule, headline, fix = _CUT
     worst = case.worst
     replicas = sorted({row.replica for row in case.results})
     count = len(case.results)
@@ -77,17 +84,36 @@ def _finding(case: _Case, lookup: int) -> Finding:
         "reason": worst.reason,
         "producer": worst.producer,
         "vllm_version": case.settings.version,
+        "model": case.settings.model,
         "retention_interval": case.settings.retention,
+        "max_num_batched_tokens": case.settings.max_batched_tokens,
+        "facts": [fact.says for fact in worst.facts if fact.cls == case.cls],
+        "also": [fact.says for fact in worst.facts if fact.data.get("also")],
     }
+    tokens: Counter[int] = Counter()
+    for row in case.results:
+        tokens[row.life] += abs(row.lost[case.cls])
     which = f"{count} lookup{'s' if count > 1 else ''}"
     summary = f"{headline}: {counted(case.tokens)} in {which}"
     cause = cause_of(case.cls, worst.lost, worst.needed_boundary, worst.groups, worst.reason, worst.facts)
-    return Finding(rule, summary, evidence, fix(case.settings, worst), case.tokens, lookup, cause)
+    severity: Literal["error", "warning", "info"] = "warning"
+    if case.cls == model.UNEXPLAINED:
+        severity = "error"
+    elif case.cls in (model.UNKNOWN, model.ALIGNMENT) and rule != _CUT[0]:
+        severity = "info"
+    seconds = total_seconds(tokens, known)
+    return Finding(
+        rule, summary, evidence, fix(case.settings, worst), case.tokens, lookup, cause, severity, seconds, replicas
+    )
 
 
 def _constant(text: str) -> Fix:
     return lambda settings, worst: text
 
+
+_CUT: tuple[str, str, Fix] = (
+    "speculation-cuts-hits", "what speculation drops costs more than a block: the grid takes the rest", fix_cut
+)  # fmt: skip
 
 _RULES: dict[str, tuple[str, str, Fix]] = {
     model.SHIFTED_BOUNDARY: ("shifted-boundary", "the retention mask refused the state that a hit needed", fix_shifted),
@@ -125,3 +151,6 @@ _RULES: dict[str, tuple[str, str, Fix]] = {
         ),
     ),
 }  # fmt: skip
+
+RULES = (_CUT[0], *(rule for rule, _, _ in _RULES.values()))
+"""The names of the rules on lost classes."""

@@ -21,6 +21,28 @@ def states_per_boundary(group: Group) -> int:
     return len(required_positions(group, far)) if group.window else 1
 
 
+def valid_intervals(settings: Settings, boundary: int) -> list[int]:
+    """Return the retention intervals (tokens) that keep a state at `boundary`, ascending: all that vLLM accepts."""
+    block = settings.scheduler_block
+    return [size for size in range(block, boundary + 1, block) if boundary % size == 0]
+
+
+def price_of(settings: Settings, groups: Sequence[int], interval: int, tokens: int) -> int:
+    """Return how many blocks the sparse `groups` keep of a prompt of `tokens` with this retention interval."""
+    return sum(tokens // interval * states_per_boundary(settings.groups[group]) for group in groups)
+
+
+def fix_cut(settings: Settings, worst: LookupResult) -> str:
+    """Say how to end that what speculation drops is rounded up to the grid."""
+    fixes = []
+    if settings.version_tuple < (0, 33):
+        fixes.append("upgrade to vLLM 0.33, which looks one block further before it drops")
+    if settings.version_tuple >= (0, 30):
+        fixes.append('set "disable_eagle_block_drop": true in --speculative-config, at some cost in accepted drafts')
+    fixes.append(f"choose blocks whose least common multiple is below today's {number(settings.scheduler_block)}")
+    return "; or ".join(fixes)
+
+
 def retention_fix(settings: Settings) -> str:
     """Say how to set the retention interval to the scheduler block in this version of vLLM."""
     block = settings.scheduler_block
@@ -47,6 +69,18 @@ def fix_shifted(settings: Settings, worst: LookupResult) -> str:
         f"{retention_fix(settings)}: a state is then kept every {number(settings.scheduler_block)} tokens, at "
         f"{number(at)} too, at the price of {price} block{'s' if price > 1 else ''} per group and boundary"
     )
+    others = [each for each in valid_intervals(settings, at)[1:] if each < at] + [at]
+    if len(others) > 1 or others[0] != settings.scheduler_block:
+        tokens = worst.prompt_tokens
+        priced = [
+            f"{number(each)} ({number(price_of(settings, worst.limiting_groups, each, tokens))})"
+            for each in [settings.scheduler_block, *others]
+        ]
+        shown = priced if len(priced) <= 5 else [*priced[:4], "...", priced[-1]]
+        fix += (
+            f"; intervals that keep this one, with the blocks that a prompt of {number(tokens)} tokens costs: "
+            f"{', '.join(shown)}"
+        )
     if "held_prefix" in reasons:
         return f"first end the loss that moved the boundary (see the finding on it); to keep the state, {fix}"
     if settings.version_tuple < CURED and "speculation" in reasons:

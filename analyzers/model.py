@@ -183,6 +183,7 @@ class LookupResult:
         best_replicas: those that would have given it.
         previous_turn_hit_tokens: hit on the replica that had the prompt which this one goes on from; None: no such.
         family: the request id of the first request of its family, "" until it is known.
+        ladder: (class, from, to) in tokens, from the prompt down to the predicted hit.
 
     """
 
@@ -208,6 +209,7 @@ class LookupResult:
     best_replicas: Sequence[str] = ()
     previous_turn_hit_tokens: int | None = None
     family: str = ""
+    ladder: Sequence[tuple[str, int, int]] = ()
 
     @property
     def regret_tokens(self) -> int:
@@ -217,21 +219,43 @@ class LookupResult:
 
 @dataclass(frozen=True)
 class Sequence_:
-    """Requests that share a prefix, in time, on one replica."""
+    """Requests that share a prefix, in time, on one replica or across several.
+
+    Attributes:
+        shape: `identical` sends of one prompt; `extension`: each contains the one before; `conversation`: its answer
+            too, or vLLM's session says so; `divergence`: they leave their parent.
+        replicas: of each request.
+        shared_tokens: of a divergence or an extension, how much is shared with the first; 0 where all is.
+        boundary: the last position of the hit grid within `shared_tokens`.
+
+    """
 
     requests: Sequence[str]
-    shape: Literal["identical", "extension", "divergence"]
+    shape: Literal["identical", "extension", "conversation", "divergence"]
     hits: Sequence[int]
     pattern: str
     cause: str
+    replicas: Sequence[str] = ()
+    shared_tokens: int = 0
+    boundary: int = 0
+
+
+Range = tuple[float, float]
+"""From the lowest to the highest that the evidence allows."""
 
 
 @dataclass(frozen=True)
 class Finding:
     """Something to change.
 
-    `lookup` is the index into `Analysis.lookups` of the one that shows it best, or None; `cause` says in one sentence
-    what happened there.
+    Attributes:
+        severity: `error`: the evidence contradicts itself or vLLM; `warning`: tokens that a change gives back;
+            `info`: good to know.
+        lookup: index into `Analysis.lookups` of the one that shows it best, or None; `cause` says in one sentence
+            what happened there.
+        seconds_lost: of prefill, from the speed that the capture itself shows; None where it shows none.
+        replicas: those affected.
+
     """
 
     rule: str
@@ -241,11 +265,26 @@ class Finding:
     tokens_lost: int
     lookup: int | None = None
     cause: str = ""
+    severity: Literal["error", "warning", "info"] = "warning"
+    seconds_lost: Range | None = None
+    replicas: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What the figures rest on."""
+    """What the figures rest on.
+
+    Attributes:
+        missing_records: known to be missing, without what sampling kept back.
+        sampled_spans: spans of the evidence that sampling kept back: not lost, but not there.
+        unexported_spans: spans that found no room on their way to the back end.
+        samplers: descriptions of the samplers that thinned the capture.
+        begin, end: of the evidence, ns since the epoch; 0 where there is none.
+        incomplete_replicas: those with holes; causes that need what is missing are `unknown`.
+        skew: per replica, by how many ms at least its clock differs from that of its requests' callers, where a
+            caller's span is in the capture; below 0: it is behind.
+
+    """
 
     spans: int
     replicas: int
@@ -254,11 +293,91 @@ class Coverage:
     skipped_lines: int
     foreign_spans: int = 0
     notes: Sequence[str] = ()
+    sampled_spans: int = 0
+    unexported_spans: int = 0
+    samplers: Sequence[str] = ()
+    begin: int = 0
+    end: int = 0
+    incomplete_replicas: Sequence[str] = ()
+    skew: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What several replicas together did; tokens.
+
+    Attributes:
+        regret_tokens: what the best replica would have hit more, at each lookup's moment.
+        regretted_lookups: lookups where another replica had more.
+        regret_by_family: the families that lost most, with their tokens.
+        stored_tokens, distinct_tokens: prefixes stored, on all replicas together, and each once.
+        sticky_prefix_tokens: what routing to the replica that holds the longest prefix would have saved.
+        sticky_conversation_tokens: what routing to the replica of the previous turn would have saved.
+
+    """
+
+    regret_tokens: int
+    regretted_lookups: int
+    regret_by_family: Sequence[tuple[str, int]]
+    stored_tokens: int
+    distinct_tokens: int
+    sticky_prefix_tokens: int
+    sticky_conversation_tokens: int
+
+
+@dataclass(frozen=True)
+class GroupCapacity:
+    """What one group does with the pool; blocks are counted by their keys.
+
+    Attributes:
+        drafter: only this group, or this and few others, are flagged for speculation.
+        peak_blocks: cached at once at the most; `share` of what all groups cached at their common peak.
+        evicted: blocks that went, and in how many allocations each.
+        segment_blocks: blocks stored per scheduler block of distinct prefix.
+        age_ms: age at eviction, (median, 90th percentile); None where nothing went.
+
+    """
+
+    group: int
+    kind: str
+    block_size: int
+    drafter: bool
+    peak_blocks: int
+    share: float
+    stored: int
+    evicted: int
+    segment_blocks: float
+    age_ms: Range | None
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What one replica's pool held.
+
+    Attributes:
+        occupancy: (ms since the first lookup, blocks cached per group), at most 60 moments.
+        reuse_gap_ms: from an eviction to the lookup that missed the block, (median, 90th percentile).
+        warm: conversations that kept all of their prefix from turn to turn while another one did as well, at most
+            so many at once; `longest` are the two longest of them, by tokens: (first request, tokens).
+
+    """
+
+    replica: str
+    num_blocks: int
+    groups: Sequence[GroupCapacity]
+    occupancy: Sequence[tuple[float, Sequence[int]]]
+    reuse_gap_ms: Range | None
+    warm: int
+    longest: Sequence[tuple[str, int]]
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """The whole result. `replicas` maps a replica's id to its settings (resource attributes)."""
+    """The whole result. `replicas` maps a replica's id to its settings (resource attributes).
+
+    `prefill_seconds` is how long the lost tokens that could have been served took to compute, `None` where the
+    capture shows no speed. `fleet` is None where there is one replica only.
+    """
 
     coverage: Coverage
     replicas: Mapping[str, Mapping[str, Any]]
@@ -266,6 +385,10 @@ class Analysis:
     sequences: Sequence[Sequence_]
     findings: Sequence[Finding]
     lost: Mapping[str, int] = field(default_factory=dict)
+    fleet: Fleet | None = None
+    capacity: Sequence[Capacity] = ()
+    prefill_seconds: Range | None = None
+    avoidable_seconds: Range | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -276,3 +399,9 @@ class Analysis:
     def hit_tokens(self) -> int:
         """Tokens that were served from cache."""
         return sum(lookup.hit_tokens for lookup in self.lookups)
+
+    @property
+    def funnel(self) -> Mapping[str, int]:
+        """Tokens at each stage of `FUNNEL`, over the lookups whose ladder is known."""
+        known = [lookup.funnel for lookup in self.lookups if lookup.funnel is not None]
+        return {stage: sum(row[index] for row in known) for index, stage in enumerate(FUNNEL)}

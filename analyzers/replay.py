@@ -99,14 +99,12 @@ class Replay:
         self._keyed = any(row for column in ("key", "plain") for row in capture.lookups[column].to_list())
         self._prompts: dict[Name, Prompt] = {}
         self.replayed: list[Replayed] = []
-        self.missing = 0
 
     def run(self) -> list[Replayed]:
         """Replay everything; return the lookups in order."""
         events = list(events_of(self._capture))
-        self._holes = Holes(self._capture, events)
+        self.holes = self._holes = Holes(self._capture, events)
         self._producers = Producers(events, self.settings)
-        self.missing = self._holes.missing
         ends = successors(self._capture, events)
         for event in events:
             for predecessor in ends.pop(event.life, ()):
@@ -148,6 +146,7 @@ class Replay:
             turn = self._previous_turn(prompt, relative, seen.same_key)
             elsewhere = self._elsewhere(row, fleet, turn, life)
         self._append(event, prompt, explained, (relative, seen.same_key, other_key), elsewhere)
+        self.caches[life].look(event.time)
         if row["admitted"]:
             self.caches[life].use(prompt.chain, row["hit_tokens"], event.time)
         self._prompts[name] = prompt

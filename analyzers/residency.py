@@ -44,6 +44,7 @@ class GroupResidency:
     """One group: identities held now, ever held, refused, and lost.
 
     `wanted` are the positions (tokens) that the mask asked for, by request; `unmade` those where no state was made.
+    `stored` counts the keys that were registered, `peak` those held at once at the most.
     """
 
     held: set[int] = field(default_factory=set)
@@ -52,10 +53,21 @@ class GroupResidency:
     lost: dict[int, Loss] = field(default_factory=dict)
     wanted: dict[str, set[int]] = field(default_factory=dict)
     unmade: dict[str, set[int]] = field(default_factory=dict)
+    stored: int = 0
+    peak: int = 0
 
 
 class Residency:
-    """The cache of one life, replayed event by event."""
+    """The cache of one life, replayed event by event.
+
+    Attributes:
+        groups: by index.
+        computed: identities of what was computed here, where there are no dense groups.
+        over: another life of the replica has begun.
+        peak: keys held per group when all together held most.
+        moments: (time in ns, keys held per group) at each lookup.
+
+    """
 
     def __init__(self, settings: Settings, replica: str = "") -> None:
         self.settings = settings
@@ -63,6 +75,8 @@ class Residency:
         self.groups = [GroupResidency() for _ in settings.groups]
         self.computed: set[int] = set()
         self.over = False
+        self.peak = [0 for _ in settings.groups]
+        self.moments: list[tuple[int, tuple[int, ...]]] = []
         self._used: dict[int, int] = {}
 
     def store(self, row: Mapping[str, Any], chain: "array[int]") -> None:
@@ -73,6 +87,12 @@ class Residency:
         group.held.update(stored)
         group.ever.update(stored)
         self._used.update(dict.fromkeys(stored, row["start"]))
+        if stored:
+            group.stored += len(stored)
+            group.peak = max(group.peak, len(group.held))
+            occupied = [len(each.held) for each in self.groups]
+            if sum(occupied) > sum(self.peak):
+                self.peak = occupied
         for identity in stored:
             group.refused.pop(identity, None)
             group.lost.pop(identity, None)
@@ -102,6 +122,10 @@ class Residency:
             group.held.discard(identity)
             if identity in group.ever:
                 group.lost[identity] = Loss(*cause, self._used.get(identity, 0))
+
+    def look(self, time: int) -> None:
+        """Note how much is held at `time` (ns)."""
+        self.moments.append((time, tuple(len(group.held) for group in self.groups)))
 
     def use(self, chain: "array[int]", tokens: int, time: int) -> None:
         """Note that a request hit the first `tokens` of `chain` at `time` (ns)."""

@@ -83,6 +83,7 @@ def _result(
         best_hit_tokens=max(elsewhere.best, used) if elsewhere else None,
         best_replicas=elsewhere.replicas if elsewhere else (),
         previous_turn_hit_tokens=elsewhere.previous_turn if elsewhere else None,
+        ladder=[(step.cls, step.upper, step.lower) for step in explained.steps] if explained else [],
     )
 
 

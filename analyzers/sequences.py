@@ -1,15 +1,19 @@
-"""Sequences: sends of one prompt on one replica, with the earlier prompt that it grew out of."""
+"""Sequences: sends of one prompt, with the earlier prompt that it grew out of, on one replica and across replicas."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
+
+import polars as pl
 
 from analyzers.model import LookupResult, Sequence_
 from analyzers.prompts import UNKNOWN, last_mark
 from analyzers.replay import Replayed
 
-Shape = Literal["identical", "extension", "divergence"]
+Shape = Literal["identical", "extension", "conversation", "divergence"]
+Name = tuple[int, str]
+GROWING = ("extension", "conversation")
 
 
 @dataclass
@@ -20,48 +24,87 @@ class _Family:
     shared: int
 
 
-def sequences(replayed: Sequence[Replayed], results: Sequence[LookupResult]) -> list[Sequence_]:
-    """Return the sequences of a capture, by time of their first request.
+def sequences(replayed: Sequence[Replayed], results: Sequence[LookupResult], requests: pl.DataFrame) -> list[Sequence_]:
+    """Return the sequences of a capture: those across replicas, then by time of their first request.
 
     A sequence is every send of one prompt (`identical`), led by the earlier request that shares the longest prefix
-    with it where there is one: `extension` if this prompt contains all of that one's, `divergence` if it leaves it.
-    An extension of the last member of an extension joins it, so that a conversation is one sequence; so does a
-    prompt that leaves a divergence's member where that one left its own parent: they are siblings.
+    with it where there is one: `extension` if this prompt contains all of that one's, `conversation` if it contains
+    its answer too or is of the same session, `divergence` if it leaves it. An extension of the last member of an
+    extension joins it, so that a conversation is one sequence; so does a prompt that leaves a divergence's member
+    where that one left its own parent: they are siblings.
 
     Args:
         replayed: the lookups, in order.
-        results: one result per request.
+        results: one result per request that is reported.
+        requests: `Capture.requests`.
 
     """
     result_of = {(result.life, result.request_id): result for result in results}
+    sessions = {(row["life"], row["request_id"]): row["session"] for row in requests.iter_rows(named=True)}
     families: list[_Family] = []
+    last_of: dict[int, _Family] = {}
     by_prompt: dict[tuple[int, int], _Family] = {}
     for index, one in enumerate(replayed):
-        name = (one.row["life"], one.row["request_id"])
-        if one.row["start"] != result_of[name].time or one.row["skipped"]:
+        name = _name(one)
+        if name not in result_of or one.row["start"] != result_of[name].time or one.row["skipped"]:
             continue
         key = (one.row["life"], one.prompt.whole)
         if one.prompt.whole != UNKNOWN and key in by_prompt:
-            by_prompt[key].members.append(index)
-            continue
-        family = _new_family(index, one, replayed)
-        previous = _continued(family, families)
-        if previous:
-            previous.members.append(index)
-            family = previous
+            family = by_prompt[key]
+            family.members.append(index)
         else:
-            families.append(family)
-        by_prompt[key] = family
+            family = _new_family(index, one, replayed, sessions)
+            previous = _continued(family, last_of.get(family.parent) if family.parent is not None else None)
+            if previous:
+                previous.members.append(index)
+                family = previous
+            else:
+                families.append(family)
+            by_prompt[key] = family
+        for member in (index, family.parent):
+            if member is not None and not (member == family.parent and member in last_of):
+                last_of[member] = family
     found = []
     for family in families:
         chosen = ([family.parent] if family.parent is not None else []) + family.members
-        rows = [result_of[replayed[i].row["life"], replayed[i].row["request_id"]] for i in chosen]
+        rows = [result_of[name] for i in chosen if (name := _name(replayed[i])) in result_of]
         if len(rows) > 1:
-            found.append(_sequence(family, rows))
+            found.append(_sequence(family, rows, replayed[family.members[0]]))
+    return _across(replayed, result_of) + found
+
+
+def _name(one: Replayed) -> Name:
+    return one.row["life"], one.row["request_id"]
+
+
+def _across(replayed: Sequence[Replayed], result_of: Mapping[Name, LookupResult]) -> list[Sequence_]:
+    """Return the sends of one prompt to several replicas."""
+    sends: dict[int, list[LookupResult]] = {}
+    for one in replayed:
+        result = result_of.get(_name(one))
+        if result and one.prompt.whole != UNKNOWN and one.row["start"] == result.time and not one.row["skipped"]:
+            sends.setdefault(one.prompt.whole, []).append(result)
+    found = []
+    for rows in sends.values():
+        replicas = [row.replica for row in rows]
+        if len(set(replicas)) > 1:
+            hits = [row.hit_tokens for row in rows]
+            cause = next((row.cause for row in rows[1:] if row.cause), "")
+            name = "once per replica" if _once_per_replica(rows) else pattern(hits)
+            found.append(Sequence_([row.request_id for row in rows], "identical", hits, name, cause, replicas))
     return found
 
 
-def _new_family(index: int, one: Replayed, replayed: Sequence[Replayed]) -> _Family:
+def _once_per_replica(rows: Sequence[LookupResult]) -> bool:
+    """Whether every replica pays for the prefix before it hits: its first send has less than its last."""
+    hits: dict[str, list[int]] = {}
+    for row in rows:
+        hits.setdefault(row.replica, []).append(row.hit_tokens)
+    repeated = [each for each in hits.values() if len(each) > 1]
+    return len(hits) > 1 and bool(repeated) and all(each[0] < each[-1] for each in repeated)
+
+
+def _new_family(index: int, one: Replayed, replayed: Sequence[Replayed], sessions: Mapping[Name, bytes]) -> _Family:
     relative = one.relative
     if relative is None or one.shared < one.settings.alignment:
         return _Family([index], None, "identical", 0)
@@ -69,29 +112,40 @@ def _new_family(index: int, one: Replayed, replayed: Sequence[Replayed]) -> _Fam
     if other.row["life"] != one.row["life"] or other.row["request_id"] == one.row["request_id"]:
         return _Family([index], None, "identical", 0)
     longer = one.prompt.tokens > other.prompt.tokens and one.shared >= last_mark(other.prompt, other.settings)
-    return _Family([index], relative, "extension" if longer else "divergence", one.shared)
+    if not longer:
+        return _Family([index], relative, "divergence", one.shared)
+    session = sessions.get(_name(one))
+    talks = one.shared > other.prompt.tokens or (session and session == sessions.get(_name(other)))
+    return _Family([index], relative, "conversation" if talks else "extension", one.shared)
 
 
-def _continued(family: _Family, families: Sequence[_Family]) -> _Family | None:
-    """Return the family that `family` goes on; None: it is one of its own."""
-    for known in reversed(families):
-        if known.shape == family.shape == "extension" and known.members[-1] == family.parent:
-            return known
-        siblings = family.parent in known.members or family.parent == known.parent
-        if known.shape == family.shape == "divergence" and known.shared == family.shared and siblings:
-            return known
+def _continued(family: _Family, known: _Family | None) -> _Family | None:
+    """Return the family of the parent, `known`, where `family` goes on with it; None: it is one of its own."""
+    if known is None:
+        return None
+    if known.shape in GROWING and family.shape in GROWING and known.members[-1] == family.parent:
+        if family.shape == "conversation":
+            known.shape = "conversation"
+        return known
+    siblings = family.parent in known.members or family.parent == known.parent
+    if known.shape == family.shape == "divergence" and known.shared == family.shared and siblings:
+        return known
     return None
 
 
-def _sequence(family: _Family, rows: Sequence[LookupResult]) -> Sequence_:
+def _sequence(family: _Family, rows: Sequence[LookupResult], first: Replayed) -> Sequence_:
     hits = [row.hit_tokens for row in rows]
     own = rows if family.parent is None else rows[1:]
+    grid = first.settings.alignment
     return Sequence_(
         requests=[row.request_id for row in rows],
         shape=family.shape,
         hits=hits,
         pattern=pattern(hits),
         cause=next((row.cause for row in own if row.cause), ""),
+        replicas=[row.replica for row in rows],
+        shared_tokens=family.shared,
+        boundary=family.shared // grid * grid,
     )
 
 

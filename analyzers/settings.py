@@ -1,7 +1,7 @@
 """A replica's settings, typed, from the resource attributes that its spans carry."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import lcm
 from typing import Any
 
@@ -45,6 +45,7 @@ class Settings:
         lookahead: tokens beyond a position that its key covers.
         block_beyond: a group that drops a block may look one block past the hit limit.
         retention: "dense", or the retention interval.
+        num_blocks: size of the block pool; replicas that differ in it alone have the same configuration.
 
     """
 
@@ -62,6 +63,9 @@ class Settings:
     speculative_method: str
     max_batched_tokens: int
     fingerprint_key_id: str
+    model: str = ""
+    speculative_tokens: int = 0
+    num_blocks: int = field(default=0, compare=False)
 
     @property
     def dense_groups(self) -> tuple[Group, ...]:
@@ -185,6 +189,9 @@ def read_settings(attributes: Mapping[str, Any], where: str) -> Settings:
         speculative_method=read.text(names.SPECULATIVE_METHOD, ""),
         max_batched_tokens=read.integer(names.MAX_BATCHED_TOKENS, default=0),
         fingerprint_key_id=read.text(names.FINGERPRINT_KEY_ID, ""),
+        model=read.text(names.MODEL, ""),
+        speculative_tokens=read.integer(names.SPECULATIVE_TOKENS, default=0),
+        num_blocks=read.integer(names.NUM_BLOCKS, default=0),
     )
     if any(group.block_size % settings.hash_block for group in groups):
         raise read.fail(names.GROUPS_BLOCK_SIZE, f"made of multiples of {names.HASH_BLOCK_SIZE}")

@@ -63,12 +63,23 @@ def main_class(lost: Mapping[str, int]) -> str | None:
     return max(avoidable, key=lambda cls: (avoidable[cls], -model.CLASSES.index(cls)), default=None)
 
 
+def cut_of(held: int, dropped: int, left: int) -> str:
+    """Say how the drop of speculation was rounded up by the grid; all in tokens."""
+    return (
+        f"{number(held)} could have been hit; speculation drops {number(dropped)}, and the grid of hits leaves "
+        f"{number(left)} of the rest"
+    )
+
+
 def cause_of(
     cls: str, lost: Mapping[str, int], boundary: int, states: Sequence[GroupState], reason: str, facts: Sequence[Fact]
 ) -> str:
     """Say in one sentence what the loss of class `cls` came from."""
     tokens, at = counted(abs(lost[cls])), number(boundary)
     said = "; ".join(fact.says for fact in facts if fact.cls == cls and not fact.data.get("also"))
+    if cls == model.ALIGNMENT and "after_drop" in reason.split(","):
+        dropped = lost.get(model.SPECULATIVE_DROP, 0)
+        return cut_of(boundary + lost[cls] + dropped, dropped, boundary)
     sentence = _cause(cls, tokens, at, states, reason)
     return f"{sentence}: {said}" if said else sentence
 
@@ -130,9 +141,4 @@ def _alignment(tokens: str, reason: str) -> str:
         return f"the shared prefix of {tokens} is shorter than the smallest prefix that can be cached"
     if "inside_block" in reason:
         return f"{tokens} lie inside a block that is registered at its end only"
-    if "after_drop" in reason:
-        return (
-            f"speculation drops a block of every hit, and what is left ends off the grid of hits: {tokens} more are "
-            "lost down to the grid"
-        )
     return f"{tokens} lie between the last position a hit can end on and what the cache held"

@@ -2,10 +2,15 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
+
+if TYPE_CHECKING:
+    from analyzers.choice import Choice
+    from analyzers.model import Capture
 
 MAX_NOTES = 5
 EXAMPLE = "model_case.jsonl"
@@ -24,12 +29,24 @@ EXAMPLE = "model_case.jsonl"
 )  # fmt: skip
 @click.option("--output", metavar="FILE", help="Write the report there instead of to stdout.")
 @click.option("--example", is_flag=True, help="Analyze the capture that comes with otel-cache.")
+@click.option("--fail-on", metavar="RULE[,RULE]", help="Exit with 1 if there is a finding of such a rule.")
+@click.option("--since", metavar="TIME", help="Only lookups from then on: ISO 8601, or 90s, 10m, 2h after the first.")
+@click.option("--until", metavar="TIME", help="Only lookups up to then.")
+@click.option("--replica", metavar="NAME", help="Only lookups on this replica.")
+@click.option("--family", metavar="REQUEST", help="Only lookups of the family that this request belongs to.")
+@click.option("--top", type=click.IntRange(0), default=3, show_default=True, help="Fixes that the report opens with.")
 def command(
     paths: tuple[str, ...],
     form: Literal["text", "json"],
     lookups: Literal["all", "losing", "none"] | None,
     output: str | None,
     example: bool,
+    fail_on: str | None,
+    since: str | None,
+    until: str | None,
+    replica: str | None,
+    family: str | None,
+    top: int,
 ) -> None:
     """Say of every prompt token in a capture whether it came from the prefix cache and, if not, why.
 
@@ -40,6 +57,7 @@ def command(
     Example:
       otel-cache analyze spans.jsonl
       otel-cache analyze 'captures/*.parquet' --format json --output report.json
+      otel-cache analyze spans.jsonl --fail-on shifted-boundary,evicted --since 10m
       otel-cache analyze --example
     """
     if bool(paths) == example:
@@ -48,32 +66,81 @@ def command(
         raise click.UsageError("an empty PATH: is a variable unset? Use . for the current folder")
     if output is not None:
         _refuse_to_overwrite(output, paths)
-    report, notes = _report(paths, form, lookups, color=output is None and _colorful())
+    failing = _rules(fail_on)
+    capture = read_capture(paths)
+    from analyzers.analysis import analyze
+    from analyzers.reporters import json, text
+
+    analysis = analyze(capture, _choice(capture, since, until, replica, family))
+    if form == "json":
+        report = json.render(analysis, lookups or "all")
+    else:
+        report = text.render(analysis, lookups or "losing", color=output is None and _colorful(), top=top)
+    say_notes(capture.notes)
+    _write(report, output)
+    if failing & {finding.rule for finding in analysis.findings}:
+        click.get_current_context().exit(1)
+
+
+def read_capture(paths: Sequence[str]) -> "Capture":
+    """Return the capture that `paths` are, the example where there are none."""
+    from analyzers.readers import open_capture
+
+    if paths:
+        return open_capture(paths)
+    from importlib.resources import as_file, files
+
+    with as_file(files("analyzers") / "examples" / EXAMPLE) as path:
+        return open_capture([path])
+
+
+def say_notes(notes: Sequence[str]) -> None:
+    """Write what was skipped while reading to stderr."""
     from analyzers.cli.main import printable
 
     for note in notes[:MAX_NOTES]:
         click.echo(f"note: {printable(note)}", err=True)
     if len(notes) > MAX_NOTES:
         click.echo(f"note: {len(notes) - MAX_NOTES} more notes; --format json has them all", err=True)
-    _write(report, output)
 
 
-def _report(paths: tuple[str, ...], form: str, lookups: Any, color: bool) -> tuple[str, list[str]]:
-    from analyzers.analysis import analyze
-    from analyzers.readers import open_capture
-    from analyzers.reporters import json, text
+def _rules(fail_on: str | None) -> set[str]:
+    """Return the rules that `--fail-on` names."""
+    if fail_on is None:
+        return set()
+    from analyzers import findings, observations
 
-    if paths:
-        capture = open_capture(paths)
-    else:
-        from importlib.resources import as_file, files
+    known = (*findings.RULES, *observations.RULES)
+    named = {rule.strip() for rule in fail_on.split(",")}
+    for rule in sorted(named - set(known)):
+        raise click.UsageError(f"--fail-on: no rule {rule!r}; there are {', '.join(known)}")
+    return named
 
-        with as_file(files("analyzers") / "examples" / EXAMPLE) as path:
-            capture = open_capture([path])
-    analysis = analyze(capture)
-    if form == "json":
-        return json.render(analysis, lookups or "all"), list(capture.notes)
-    return text.render(analysis, lookups or "losing", color=color), list(capture.notes)
+
+def _choice(
+    capture: "Capture", since: str | None, until: str | None, replica: str | None, family: str | None
+) -> "Choice":
+    """Return the choice of lookups that the options make.
+
+    Raises:
+        UsageError: a time that is none, a replica or a request that the capture does not have.
+
+    """
+    from analyzers.choice import Choice, moment
+    from otel_cache.errors import UsageError
+
+    begin = int(capture.lookups["start"].min() or 0)  # type: ignore[arg-type]
+    replicas = sorted({life.replica for life in capture.lives})
+    if replica is not None and replica not in replicas:
+        raise UsageError(f"--replica {replica}: not in the capture; there are {', '.join(replicas[:20])}")
+    if family is not None and family not in capture.lookups["request_id"]:
+        raise UsageError(f"--family {family}: no request of the capture has this id; --format json lists families")
+    return Choice(
+        None if since is None else moment(since, begin, "--since"),
+        None if until is None else moment(until, begin, "--until"),
+        replica,
+        family,
+    )
 
 
 def _colorful() -> bool:

@@ -1,6 +1,6 @@
 """The command group `otel-cache`, and the one place where errors become exit codes.
 
-0: done. 1: kept for findings. 2: wrong usage or input (a sentence on stderr). 130: interrupted. 141: nobody reads
+0: done. 1: a finding that --fail-on names. 2: wrong usage or input (a sentence on stderr). 130: interrupted. 141: nobody reads
 the output. Anything else comes from a command that `otel-cache run` ran.
 """
 
@@ -20,6 +20,7 @@ from otel_cache.package import VERSION
 
 VERBS = {
     "analyze": "Say why prompt tokens were not served from the prefix cache.",
+    "explain": "Tell one request's whole story on a time line.",
     "doctor": "Say whether vLLM would be traced here, and whether its traces arrive.",
     "lab": "Run vLLM's own scheduler on a CPU, from a scenario.",
     "run": "Run vLLM with the prefix cache traced.",
@@ -50,7 +51,7 @@ class _Verbs(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            # Past this point click would end the process with 1, which is kept for findings.
+            # Past this point click would end the process with 1, which is for findings.
             raise _NobodyReads from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

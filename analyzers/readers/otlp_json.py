@@ -6,7 +6,7 @@ itself and not its line, and those of other programs are counted without being d
 
 import contextlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 import msgspec
@@ -195,7 +195,7 @@ def _find_life(raw: msgspec.Raw, resources: dict[bytes, int | SpanError], find_l
     return life
 
 
-def _usages(spans: list[msgspec.Raw], where: str) -> Iterator[FlatSpan]:
+def _usages(spans: Sequence[msgspec.Raw], where: str) -> Iterator[FlatSpan]:
     """Yield the spans of other programs that speak of a model's use of tokens; what is damaged is nothing of ours."""
     for raw in spans:
         if USAGE in bytes(raw):

@@ -5,7 +5,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from analyzers.model import CLASSES, Analysis, Coverage, Finding, GroupState, LookupResult, Sequence_
+from analyzers.model import (
+    CLASSES,
+    Analysis,
+    Capacity,
+    Coverage,
+    Finding,
+    Fleet,
+    GroupState,
+    LookupResult,
+    Range,
+    Sequence_,
+)
 from analyzers.reporters.selection import Lookups, select_lookups
 
 SCHEMA_VERSION = 1
@@ -30,6 +41,10 @@ def to_object(analysis: Analysis, lookups: Lookups = "all") -> dict[str, Any]:
             "hit": analysis.hit_tokens,
             "lost": _lost(analysis.lost),
         },
+        "seconds": {"prefill": _range(analysis.prefill_seconds), "avoidable": _range(analysis.avoidable_seconds)},
+        "funnel": dict(analysis.funnel),
+        "fleet": _fleet(analysis.fleet),
+        "capacity": [_capacity(capacity) for capacity in analysis.capacity],
         "lookups": [_lookup(lookup) for lookup in select_lookups(analysis, lookups)],
         "sequences": [_sequence(sequence) for sequence in analysis.sequences],
         "findings": [_finding(finding, analysis) for finding in analysis.findings],
@@ -45,6 +60,57 @@ def _coverage(coverage: Coverage) -> dict[str, Any]:
         "skipped_lines": coverage.skipped_lines,
         "foreign_spans": coverage.foreign_spans,
         "notes": list(coverage.notes),
+        "sampled_spans": coverage.sampled_spans,
+        "unexported_spans": coverage.unexported_spans,
+        "samplers": list(coverage.samplers),
+        "begin": coverage.begin,
+        "end": coverage.end,
+        "incomplete_replicas": list(coverage.incomplete_replicas),
+        "skew_ms": _plain(coverage.skew),
+    }
+
+
+def _range(seconds: Range | None) -> list[float] | None:
+    return None if seconds is None else [_plain(value) for value in seconds]
+
+
+def _fleet(fleet: Fleet | None) -> dict[str, Any] | None:
+    if fleet is None:
+        return None
+    return {
+        "regret_tokens": fleet.regret_tokens,
+        "regretted_lookups": fleet.regretted_lookups,
+        "regret_by_family": [{"family": family, "tokens": tokens} for family, tokens in fleet.regret_by_family],
+        "stored_tokens": fleet.stored_tokens,
+        "distinct_tokens": fleet.distinct_tokens,
+        "sticky_prefix_tokens": fleet.sticky_prefix_tokens,
+        "sticky_conversation_tokens": fleet.sticky_conversation_tokens,
+    }
+
+
+def _capacity(capacity: Capacity) -> dict[str, Any]:
+    return {
+        "replica": capacity.replica,
+        "num_blocks": capacity.num_blocks,
+        "groups": [
+            {
+                "group": group.group,
+                "kind": group.kind,
+                "block_size": group.block_size,
+                "drafter": group.drafter,
+                "peak_blocks": group.peak_blocks,
+                "share": _plain(group.share),
+                "stored": group.stored,
+                "evicted": group.evicted,
+                "segment_blocks": _plain(group.segment_blocks),
+                "age_ms": _range(group.age_ms),
+            }
+            for group in capacity.groups
+        ],
+        "occupancy": [{"ms": _plain(ms), "blocks": list(blocks)} for ms, blocks in capacity.occupancy],
+        "reuse_gap_ms": _range(capacity.reuse_gap_ms),
+        "warm": capacity.warm,
+        "longest": [{"request_id": request, "tokens": tokens} for request, tokens in capacity.longest],
     }
 
 
@@ -71,6 +137,17 @@ def _lookup(lookup: LookupResult) -> dict[str, Any]:
         "reason": lookup.reason,
         "cause": lookup.cause,
         "producer": lookup.producer,
+        "family": lookup.family,
+        "ladder": [{"class": cls, "from": upper, "to": lower} for cls, upper, lower in lookup.ladder],
+        "intact_boundary": lookup.intact_boundary,
+        "best_hit_tokens": lookup.best_hit_tokens,
+        "best_replicas": list(lookup.best_replicas),
+        "regret_tokens": lookup.regret_tokens,
+        "previous_turn_hit_tokens": lookup.previous_turn_hit_tokens,
+        "facts": [
+            {"class": fact.cls, "tokens": fact.tokens, "says": fact.says, "data": _plain(fact.data)}
+            for fact in lookup.facts
+        ],
         "groups": [_group(group) for group in sorted(lookup.groups, key=lambda group: group.group)],
     }
 
@@ -85,6 +162,7 @@ def _group(group: GroupState) -> dict[str, Any]:
         "stored_below": group.stored_below,
         "stored_above": group.stored_above,
         "state": group.state,
+        "chunk_start": group.chunk_start,
         "chunk_end": group.chunk_end,
         "wanted": list(group.wanted),
         "unmade": list(group.unmade),
@@ -98,17 +176,23 @@ def _sequence(sequence: Sequence_) -> dict[str, Any]:
         "hits": list(sequence.hits),
         "pattern": sequence.pattern,
         "cause": sequence.cause,
+        "replicas": list(sequence.replicas),
+        "shared_tokens": sequence.shared_tokens,
+        "boundary": sequence.boundary,
     }
 
 
 def _finding(finding: Finding, analysis: Analysis) -> dict[str, Any]:
     return {
         "rule": finding.rule,
+        "severity": finding.severity,
         "summary": finding.summary,
         "evidence": _plain(finding.evidence),
         "cause": finding.cause,
         "fix": finding.fix,
         "tokens_lost": finding.tokens_lost,
+        "seconds_lost": _range(finding.seconds_lost),
+        "replicas": list(finding.replicas),
         "lookup": None if finding.lookup is None else analysis.lookups[finding.lookup].request_id,
     }
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 GAP = 2
+INDENT = "  "
 Align = Literal["<", ">"]
 
 
@@ -16,6 +17,16 @@ def count(number: int, one: str, several: str | None = None) -> str:
 def percent(part: int, whole: int) -> str:
     """Write a share of `whole`; nothing where there is no whole."""
     return f"{100 * part / whole:.1f} %" if whole else ""
+
+
+def duration(seconds: tuple[float, float]) -> str:
+    """Write a range of seconds in the unit that suits it: `1.2 to 3.0 h`."""
+    low, high = seconds
+    unit, size = next(
+        (pair for pair in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)) if high >= pair[1]), ("us", 1e-6)
+    )
+    first, last = f"{low / size:.1f}", f"{high / size:.1f}"
+    return f"{last} {unit}" if first == last else f"{first} to {last} {unit}"
 
 
 def printable(text: str) -> str:

@@ -20,6 +20,11 @@ def select_lookups(analysis: Analysis, lookups: Lookups) -> Sequence[LookupResul
     return [lookup for lookup in analysis.lookups if any(avoidable(lookup.lost).values()) or doubtful(lookup)]
 
 
+def brought(lost: Mapping[str, int]) -> dict[str, int]:
+    """Return what others brought: no hit, and nothing to compute either."""
+    return {name: tokens for name, tokens in lost.items() if name in SERVED}
+
+
 def by_design(lost: Mapping[str, int]) -> dict[str, int]:
     """Return the losses that no setting would have saved."""
     return {name: tokens for name, tokens in lost.items() if name in BY_DESIGN}

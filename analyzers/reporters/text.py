@@ -4,16 +4,30 @@ from collections.abc import Mapping, Sequence
 
 from analyzers.model import CLASSES, Analysis, Coverage, Finding, LookupResult
 from analyzers.reporters.boundaries import boundary_table
-from analyzers.reporters.layout import count, percent, printable, sentence, shorten, table, wrap, wrap_columns
-from analyzers.reporters.selection import Lookups, avoidable, by_design, select_lookups, uncertain
+from analyzers.reporters.layout import (
+    INDENT,
+    count,
+    duration,
+    percent,
+    printable,
+    sentence,
+    shorten,
+    table,
+    wrap,
+    wrap_columns,
+)
+from analyzers.reporters.paint import BOLD, GREEN, PLAIN, RED, YELLOW, Paint
+from analyzers.reporters.pools import capacity_section, fleet_section
+from analyzers.reporters.selection import Lookups, avoidable, brought, by_design, select_lookups, uncertain
 
 MAX_ROWS = 50
 """Rows of a list that is shown without having been asked for in full."""
-INDENT = "  "
-BOLD, RED, GREEN, YELLOW, PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
+TOP = 3
 
 
-def render(analysis: Analysis, lookups: Lookups = "losing", width: int = 80, color: bool = False) -> str:
+def render(
+    analysis: Analysis, lookups: Lookups = "losing", width: int = 80, color: bool = False, top: int = TOP
+) -> str:
     """Return the report, its lines at most `width` characters wide.
 
     Args:
@@ -21,25 +35,22 @@ def render(analysis: Analysis, lookups: Lookups = "losing", width: int = 80, col
         lookups: which lookups are listed: `losing` are those that lost more than is by design.
         width: at least 40.
         color: mark headings and heaps with ANSI colours.
+        top: how many fixes the report opens with.
 
     """
-    paint = _Paint(color)
+    paint = Paint(color)
     sections = [
         _coverage(analysis.coverage, width),
         _heaps(analysis, width, paint),
+        _top(analysis, width, paint, top),
+        _funnel(analysis, width, paint),
         _findings(analysis, width, paint),
+        fleet_section(analysis, width, paint),
+        capacity_section(analysis, width, paint),
         _sequences(analysis, width, paint),
         _lookups(analysis, lookups, width, paint),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
-
-
-class _Paint:
-    def __init__(self, color: bool) -> None:
-        self._color = color
-
-    def __call__(self, code: str, line: str) -> str:
-        return f"{code}{line}{PLAIN}" if self._color else line
 
 
 def _coverage(coverage: Coverage, width: int) -> list[str]:
@@ -47,12 +58,27 @@ def _coverage(coverage: Coverage, width: int) -> list[str]:
         f"{count(coverage.spans, 'span')}, {count(coverage.replicas, 'replica')}, {count(coverage.lookups, 'lookup')}; "
         f"{count(coverage.missing_records, 'missing record')}, {count(coverage.skipped_lines, 'skipped line')}"
     )
-    return wrap(line, width)
+    if coverage.sampled_spans or coverage.unexported_spans:
+        line += f"; {count(coverage.sampled_spans, 'span')} not sampled, {coverage.unexported_spans:,} not exported"
+    lines = wrap(line, width)
+    if coverage.incomplete_replicas:
+        names = ", ".join(shorten(replica, 24) for replica in coverage.incomplete_replicas[:8])
+        lines += wrap(f"Incomplete, so that causes may be unknown: {names}", width)
+    apart = {replica: ms for replica, ms in coverage.skew.items() if ms}
+    if apart:
+        said = ", ".join(f"{shorten(replica, 24)} {ms:+,.3f} ms" for replica, ms in apart.items())
+        lines += wrap(
+            f"Clocks that differ from their callers' (times across replicas are that uncertain): {said}", width
+        )
+    return lines
 
 
-def _heaps(analysis: Analysis, width: int, paint: _Paint) -> list[str]:
+def _heaps(analysis: Analysis, width: int, paint: Paint) -> list[str]:
     prompt = analysis.prompt_tokens
     rows: list[tuple[str, str, int]] = [(GREEN, "served from cache", analysis.hit_tokens)]
+    others = brought(analysis.lost)
+    if others:
+        rows.append((GREEN, "brought by a connector", sum(others.values())))
     for code, title, losses in (
         (PLAIN, "lost by design", by_design(analysis.lost)),
         (RED, "avoidable", avoidable(analysis.lost)),
@@ -76,7 +102,47 @@ def _ordered(lost: Mapping[str, int]) -> list[tuple[str, int]]:
     return [(name, lost[name]) for name in (*CLASSES, *sorted(set(lost) - set(CLASSES))) if lost.get(name)]
 
 
-def _findings(analysis: Analysis, width: int, paint: _Paint) -> list[str]:
+def _top(analysis: Analysis, width: int, paint: Paint, top: int) -> list[str]:
+    """Return how long prefill took, and the fixes that give most back."""
+    lines = []
+    if analysis.prefill_seconds:
+        line = f"Prefill took {duration(analysis.prefill_seconds)}"
+        if analysis.avoidable_seconds:
+            line += f", of which {duration(analysis.avoidable_seconds)} could have been saved"
+        lines += wrap(line, width)
+    best = [finding for finding in analysis.findings if finding.tokens_lost and finding.severity == "warning"][:top]
+    if not best:
+        return lines
+    lines.append(paint(BOLD, "What would give most back"))
+    for finding in best:
+        lines += wrap(f"{finding.tokens_lost:,}: {finding.fix}", width, INDENT, INDENT * 2)
+    return lines
+
+
+def _funnel(analysis: Analysis, width: int, paint: Paint) -> list[str]:
+    funnel = analysis.funnel
+    whole = funnel["prompt"]
+    if not whole:
+        return []
+    digits = len(f"{whole:,}")
+    lines = [paint(BOLD, "From prompt to hit")]
+    for stage, tokens in funnel.items():
+        line = f"{INDENT}{_STAGES[stage]:<26}  {tokens:>{digits},}  {percent(tokens, whole):>7}"
+        lines += wrap_columns(line, width)
+    return lines
+
+
+_STAGES = {
+    "prompt": "prompt",
+    "seen_before": "seen before",
+    "held_somewhere": "held on some replica",
+    "held_here": "held on the replica chosen",
+    "agreed": "agreed on by all groups",
+    "served": "served",
+}
+
+
+def _findings(analysis: Analysis, width: int, paint: Paint) -> list[str]:
     if not analysis.findings:
         return [paint(BOLD, "No findings")]
     blocks = [
@@ -88,21 +154,37 @@ def _findings(analysis: Analysis, width: int, paint: _Paint) -> list[str]:
     return lines
 
 
-def _finding(number: int, finding: Finding, analysis: Analysis, width: int, paint: _Paint) -> list[str]:
+def _finding(number: int, finding: Finding, analysis: Analysis, width: int, paint: Paint) -> list[str]:
     hanging = " " * (len(str(number)) + 2)
-    lines = [paint(BOLD, line) for line in wrap(f"{number}. {sentence(finding.summary)}", width, hanging=hanging)]
+    title = f"{number}. {sentence(finding.summary)} [{finding.rule}, {finding.severity}]"
+    lines = [paint(BOLD, line) for line in wrap(title, width, hanging=hanging)]
     if finding.lookup is not None:
         lookup = analysis.lookups[finding.lookup]
         lines += _field("Seen at", _where(lookup), width)
         if finding.cause:
             lines += _field("Cause", finding.cause, width)
-        if lookup.needed_boundary:
+        for fact in _also(finding):
+            lines += _field("Also", fact, width)
+        if lookup.needed_boundary and finding.tokens_lost:
             lines += boundary_table(lookup, width, INDENT * 2)
     else:
         lines += _field("Evidence", "; ".join(f"{key}: {finding.evidence[key]}" for key in finding.evidence), width)
     lines += _field("Fix", finding.fix, width)
-    lines += _field("Lost", f"{count(finding.tokens_lost, 'token')}", width)
+    if finding.tokens_lost or finding.seconds_lost:
+        lost = count(finding.tokens_lost, "token")
+        if finding.seconds_lost:
+            lost += f", {duration(finding.seconds_lost)} of prefill"
+        lines += _field("Lost", lost, width)
+    if len(finding.replicas) > 1:
+        names = [shorten(replica, 24) for replica in finding.replicas[:6]]
+        more = f" and {len(finding.replicas) - 6:,} more" if len(finding.replicas) > 6 else ""
+        lines += wrap(f"{INDENT}Replicas {', '.join(names)}{more}", width, hanging=INDENT + " " * 9)
     return lines
+
+
+def _also(finding: Finding) -> Sequence[str]:
+    said = finding.evidence.get("also", ())
+    return [str(each) for each in said] if isinstance(said, list | tuple) else []
 
 
 def _where(lookup: LookupResult) -> str:
@@ -120,7 +202,7 @@ def _field(name: str, said: str, width: int) -> list[str]:
     return wrap(sentence(said), width, label, " " * len(label)) or [label.rstrip()]
 
 
-def _sequences(analysis: Analysis, width: int, paint: _Paint) -> list[str]:
+def _sequences(analysis: Analysis, width: int, paint: Paint) -> list[str]:
     if not analysis.sequences:
         return []
     # In time, but those with something to say first.
@@ -130,6 +212,12 @@ def _sequences(analysis: Analysis, width: int, paint: _Paint) -> list[str]:
         names = [shorten(request, 24) for request in _ends(sequence.requests)]
         hits = [f"{hit:,}" for hit in sequence.hits[:8]] + ["..."] * (len(sequence.hits) > 8)
         head = f"{printable(sequence.pattern)}: {', '.join(names)} ({sequence.shape}), hits {', '.join(hits)}"
+        if len(set(sequence.replicas)) > 1:
+            head += f", on {count(len(set(sequence.replicas)), 'replica')}"
+        if sequence.shape == "divergence":
+            head += (
+                f", {count(sequence.shared_tokens, 'token')} shared, the last boundary in them {sequence.boundary:,}"
+            )
         lines += wrap(head, width, INDENT, INDENT * 2)
         if sequence.cause:
             lines += wrap(sentence(sequence.cause), width, INDENT * 2)
@@ -141,7 +229,7 @@ def _ends(requests: Sequence[str]) -> list[str]:
     return list(requests) if len(requests) <= 4 else [requests[0], f"... {len(requests) - 2} more ...", requests[-1]]
 
 
-def _lookups(analysis: Analysis, lookups: Lookups, width: int, paint: _Paint) -> list[str]:
+def _lookups(analysis: Analysis, lookups: Lookups, width: int, paint: Paint) -> list[str]:
     chosen = select_lookups(analysis, lookups)
     if not chosen:
         return []

@@ -1,4 +1,4 @@
-"""Each class is proven: change the one thing that its name blames, and its tokens come back, and no other class moves."""
+"""Each class is proven: change the one thing that its name blames; its tokens come back and no other class moves."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -13,6 +13,11 @@ from analyzers.reporters.json import render, to_object
 from tests.reporters.example import ANALYSIS, COLD, EMPTY, REPEAT, analyses
 
 GOLDEN = Path(__file__).parent / "golden.json"
+OPEN = (
+    "replicas[].settings", "tokens.lost", "lookups[].lost", "findings[].evidence", "lookups[].facts[].data",
+    "coverage.skew_ms",
+)  # fmt: skip
+"""Objects whose keys are no part of the schema."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "analyze.md"
 
 
@@ -58,7 +63,7 @@ def test_any_analysis_is_strict_json(analysis: Analysis) -> None:
 
 def test_every_key_is_documented() -> None:
     def keys(value: Any, path: str = "") -> set[str]:
-        if path in ("replicas[].settings", "tokens.lost", "lookups[].lost", "findings[].evidence"):
+        if path in OPEN:
             return set()
         if isinstance(value, dict):
             below = [{f"{path}.{key}".lstrip(".")} | keys(value[key], f"{path}.{key}".lstrip(".")) for key in value]

@@ -1,0 +1,26 @@
+"""`otel-cache explain`: one request's story."""
+
+import click
+
+
+@click.command("explain")
+@click.argument("request")
+@click.argument("paths", metavar="CAPTURE...", nargs=-1, required=True)
+def command(request: str, paths: tuple[str, ...]) -> None:
+    """Tell one request's whole story on a time line: who computed its prefix, what became of it, what it hit and lost.
+
+    REQUEST is vLLM's id of a request, or the one that its API gave. CAPTURE is what `otel-cache analyze` reads; it is
+    replayed whole, since the cause of a miss lies in other requests.
+
+    \b
+    Example:
+      otel-cache explain cmpl-7f3a spans.jsonl
+    """
+    from analyzers.cli.analyze import read_capture, say_notes
+    from analyzers.reporters import story as report
+    from analyzers.story import stories
+
+    capture = read_capture(paths)
+    told = stories(capture, request)
+    say_notes(capture.notes)
+    click.echo(report.render(told), nl=False)

@@ -1,0 +1,183 @@
+"""Findings that are no lost class: figures that disagree, speculation's net, routing, the drafter's share, evidence."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import polars as pl
+
+from analyzers import model
+from analyzers.events import Holes
+from analyzers.model import Capacity, Capture, Finding, Fleet, LookupResult, Range
+from analyzers.settings import Settings
+from analyzers.speed import Speed, total_seconds
+from analyzers.usage import disagreements
+from analyzers.wording import counted, number
+
+RULES = ("reporting", "speculation-net", "routing", "drafter-share", "sampled")
+DRAFTER_SHARE = 0.5
+"""A drafter's group that takes more of the pool than this is worth a word."""
+
+
+def observations(
+    capture: Capture,
+    results: Sequence[LookupResult],
+    settings: Sequence[Settings],
+    known: Mapping[int, Speed],
+    fleet: Fleet | None,
+    capacity: Sequence[Capacity],
+    holes: Holes,
+) -> list[Finding]:
+    """Return what there is to say beside the lost classes; settings and speeds are by life."""
+    return [
+        *_reporting(capture, results),
+        *_speculation(capture, results, settings, known),
+        *_routing(fleet, results),
+        *_drafters(capacity),
+        *_evidence(capture, results, holes),
+    ]
+
+
+def _reporting(capture: Capture, results: Sequence[LookupResult]) -> list[Finding]:
+    found = []
+    grouped: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
+    for each in disagreements(capture, results):
+        grouped.setdefault((each.source, each.what), []).append((each.result, each.said, each.counted))
+    for (source, what), rows in sorted(grouped.items()):
+        worst, said, ours = max(rows, key=lambda row: abs(row[1] - row[2]))
+        found.append(
+            Finding(
+                rule="reporting",
+                summary=f"{source} reports other {what} than the lookups: {len(rows)} of {len(results)} requests",
+                evidence={"source": source, "what": what, "said": said, "lookup": ours, "requests": len(rows)},
+                fix="trust the lookups: a request's figure may be taken before admission, from another attempt, or "
+                "leave out what a connector brought",
+                tokens_lost=0,
+                lookup=worst,
+                cause=f"{source} says {number(said)} {what}, the lookup {number(ours)}",
+                severity="error",
+                replicas=sorted({results[row[0]].replica for row in rows}),
+            )
+        )
+    return found
+
+
+def _speculation(
+    capture: Capture, results: Sequence[LookupResult], settings: Sequence[Settings], known: Mapping[int, Speed]
+) -> list[Finding]:
+    """Weigh the decode steps that accepted drafts saved against the prefill that dropped blocks cost."""
+    found = []
+    drafts = capture.requests.drop_nulls("accepted_tokens")
+    for setting in dict.fromkeys(settings):
+        lives = [life for life, own in enumerate(settings) if own == setting]
+        rows = drafts.filter(pl.col("life").is_in(lives))
+        if not setting.speculative_method or rows.is_empty():
+            continue
+        lost: Counter[int] = Counter()
+        for result in results:
+            if result.life in lives:
+                cut = result.lost.get(model.ALIGNMENT, 0) if "after_drop" in result.reason.split(",") else 0
+                lost[result.life] += result.lost.get(model.SPECULATIVE_DROP, 0) + cut
+        prefill, saved = total_seconds(lost, known), _saved(rows, known)
+        accepted, drafted = int(rows["accepted_tokens"].sum()), int(rows["drafted_tokens"].sum() or 0)
+        tokens = sum(lost.values())
+        if not tokens:
+            continue
+        worse = bool(prefill and saved and saved[1] < prefill[0])
+        fix = "speculation pays here: leave it on"
+        if worse:
+            fix = "turn speculation off for this workload, or let it drop less (see the finding on what it cuts)"
+        elif not (prefill and saved and saved[0] > prefill[1]):
+            fix = "the capture does not tell whether speculation pays; compare a run without --speculative-config"
+        found.append(
+            Finding(
+                rule="speculation-net",
+                summary=f"speculation cost {counted(tokens)} of prefill; "
+                f"{number(accepted)} of {number(drafted)} drafts were accepted",
+                evidence={"method": setting.speculative_method, "drafted": drafted, "accepted": accepted,
+                          "prefill_seconds": prefill, "decode_seconds_saved": saved},
+                fix=fix,
+                tokens_lost=0,
+                severity="warning" if worse else "info",
+                replicas=sorted({capture.lives[life].replica for life in lives}),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _saved(rows: pl.DataFrame, known: Mapping[int, Speed]) -> Range | None:
+    """Return the seconds of decoding that accepted drafts saved: a step each, shared with the others in it or not."""
+    low = high = 0.0
+    told = False
+    for (life,), own in rows.group_by("life"):
+        speed = known.get(int(life))
+        if speed and speed.decode_step:
+            accepted = int(own["accepted_tokens"].sum())
+            low += accepted * speed.decode_step[0] / max(1.0, speed.running)
+            high += accepted * speed.decode_step[1]
+            told = True
+    return (low, high) if told else None
+
+
+def _routing(fleet: Fleet | None, results: Sequence[LookupResult]) -> list[Finding]:
+    if fleet is None or not fleet.regret_tokens:
+        return []
+    worst = max(range(len(results)), key=lambda index: results[index].regret_tokens)
+    lookup = results[worst]
+    return [
+        Finding(
+            rule="routing",
+            summary=f"another replica would have hit more: {counted(fleet.regret_tokens)} in "
+            f"{number(fleet.regretted_lookups)} lookups",
+            evidence={"sticky_prefix_tokens": fleet.sticky_prefix_tokens,
+                      "sticky_conversation_tokens": fleet.sticky_conversation_tokens,
+                      "stored_tokens": fleet.stored_tokens, "distinct_tokens": fleet.distinct_tokens},
+            fix=f"route by prefix (saves {counted(fleet.sticky_prefix_tokens)} of what was resident), or by "
+            f"conversation ({counted(fleet.sticky_conversation_tokens)})",
+            tokens_lost=0,
+            lookup=worst,
+            cause=f"{', '.join(lookup.best_replicas)} would have hit {number(lookup.best_hit_tokens or 0)}, "
+            f"{lookup.replica} hit {number(lookup.hit_tokens)}",
+            severity="info",
+            replicas=sorted({result.replica for result in results if result.regret_tokens}),
+        )
+    ]  # fmt: skip
+
+
+def _drafters(capacity: Sequence[Capacity]) -> list[Finding]:
+    found = []
+    for pool in capacity:
+        group = max((group for group in pool.groups if group.drafter), key=lambda each: each.share, default=None)
+        if group is None or group.share <= DRAFTER_SHARE or len(pool.groups) < 2:
+            continue
+        share = f"{100 * group.share:.0f} %"
+        found.append(
+            Finding(
+                rule="drafter-share",
+                summary=f"the drafter's group took {share} of what {pool.replica} cached at its fullest",
+                evidence={"group": group.group, "block_size": group.block_size, "peak_blocks": group.peak_blocks,
+                          "num_blocks": pool.num_blocks},
+                fix="give the drafter's layers larger blocks, or a drafter without attention of its own; more of the "
+                "pool is then left for the model's groups",
+                tokens_lost=0,
+                severity="info",
+                replicas=[pool.replica],
+            )
+        )  # fmt: skip
+    return found
+
+
+def _evidence(capture: Capture, results: Sequence[LookupResult], holes: Holes) -> list[Finding]:
+    if not capture.sampled_spans and not capture.unexported_spans:
+        return []
+    unknown = sum(result.lost.get(model.UNKNOWN, 0) for result in results)
+    return [
+        Finding(
+            rule="sampled",
+            summary=f"the capture is thinned: sampling kept back {number(capture.sampled_spans)} spans of evidence, "
+            f"and {number(capture.unexported_spans)} found no room",
+            evidence={"unknown_tokens": unknown, "missing": holes.missing},
+            fix="analyze the sidecar's own file, which sampling does not thin",
+            tokens_lost=0,
+            severity="info",
+        )
+    ]

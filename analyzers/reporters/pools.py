@@ -1,0 +1,77 @@
+"""What a fleet and its pools did, as text."""
+
+from analyzers.model import Analysis, Capacity, Range
+from analyzers.reporters.layout import INDENT, count, percent, shorten, table, wrap
+from analyzers.reporters.paint import BOLD, Paint
+
+MAX_REPLICAS = 8
+MAX_FAMILIES = 3
+
+
+def fleet_section(analysis: Analysis, width: int, paint: Paint) -> list[str]:
+    """Return what routing did; nothing where there is one replica only."""
+    fleet = analysis.fleet
+    if fleet is None:
+        return []
+    lines = [paint(BOLD, "Fleet")]
+    lines += wrap(
+        f"regret, what the best replica would have hit more: {count(fleet.regret_tokens, 'token')} in "
+        f"{count(fleet.regretted_lookups, 'lookup')}",
+        width, INDENT, INDENT * 2,
+    )  # fmt: skip
+    if fleet.regret_tokens:
+        lines += wrap(
+            f"routing by prefix would have saved {fleet.sticky_prefix_tokens:,}, by conversation "
+            f"{fleet.sticky_conversation_tokens:,}, of what was resident at the time",
+            width, INDENT, INDENT * 2,
+        )  # fmt: skip
+        families = [f"{shorten(family, 24)} {tokens:,}" for family, tokens in fleet.regret_by_family[:MAX_FAMILIES]]
+        lines += wrap(f"families with most regret: {', '.join(families)}", width, INDENT, INDENT * 2)
+    lines += wrap(
+        f"prefixes stored: {count(fleet.stored_tokens, 'token')}, of which {fleet.distinct_tokens:,} distinct",
+        width, INDENT, INDENT * 2,
+    )  # fmt: skip
+    return lines
+
+
+def capacity_section(analysis: Analysis, width: int, paint: Paint) -> list[str]:
+    """Return what the pools held; nothing where none lost a block and no drafter takes a share."""
+    shown = [pool for pool in analysis.capacity if _worth(pool)][:MAX_REPLICAS]
+    if not shown:
+        return []
+    lines = [paint(BOLD, "Block pools")]
+    for pool in shown:
+        lines += wrap(f"{shorten(pool.replica, 40)}: {count(pool.num_blocks, 'block')}", width, INDENT)
+        rows = [
+            (
+                str(group.group) + ("*" if group.drafter else ""),
+                shorten(group.kind, 24),
+                f"{group.block_size:,}",
+                f"{group.peak_blocks:,}",
+                percent(round(1000 * group.share), 1000),
+                f"{group.evicted:,}",
+                f"{group.segment_blocks:.1f}",
+                _milliseconds(group.age_ms),
+            )
+            for group in pool.groups
+        ]
+        header = ("group", "kind", "block", "peak", "share", "evicted", "per segment", "age at eviction")
+        lines += table(header, rows, ("<", "<", ">", ">", ">", ">", ">", "<"), width, INDENT * 2)
+        if any(group.drafter for group in pool.groups):
+            lines += wrap("* the drafter's", width, INDENT * 2)
+        if pool.reuse_gap_ms:
+            lines += wrap(f"from eviction to the next miss: {_milliseconds(pool.reuse_gap_ms)}", width, INDENT * 2)
+        if pool.warm > 1:
+            names = [f"{shorten(request, 24)} ({tokens:,} tokens)" for request, tokens in pool.longest]
+            said = f"{pool.warm:,} conversations stayed warm together, the longest {' and '.join(names)}"
+            lines += wrap(said, width, INDENT * 2, INDENT * 3)
+    return lines
+
+
+def _worth(pool: Capacity) -> bool:
+    return any(group.evicted or (group.drafter and group.share > 0.5) for group in pool.groups)
+
+
+def _milliseconds(spread: Range | None) -> str:
+    """Write median and 90th percentile."""
+    return "-" if spread is None else f"median {spread[0]:,.1f} ms, 90 % within {spread[1]:,.1f} ms"

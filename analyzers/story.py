@@ -1,0 +1,140 @@
+"""One request's story: what happened before it, to it and because of it, in time."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from analyzers.analysis import analyze
+from analyzers.model import Analysis, Capture, LookupResult
+from analyzers.wording import counted, milliseconds, number
+from otel_cache.errors import UsageError
+from otel_cache.records import FINGERPRINT_BYTES
+
+RELATIVES = 5
+"""Earlier requests of the family that a story begins with."""
+
+
+class Moment(NamedTuple):
+    """What happened at `time` (ns since the epoch), and to which request."""
+
+    time: int
+    request: str
+    says: str
+
+
+@dataclass(frozen=True)
+class Story:
+    """A request on one life of a replica: its result, and its time line."""
+
+    result: LookupResult
+    moments: list[Moment]
+
+
+def stories(capture: Capture, request: str) -> list[Story]:
+    """Return the stories of the requests with this id, vLLM's or the API's; one per replica that had it.
+
+    Raises:
+        UsageError: the capture has no lookup of such a request.
+
+    """
+    analysis = analyze(capture)
+    ids = {(row["life"], row["request_id"]) for row in _where(capture.requests, external_id=request)}
+    found = [
+        result for result in analysis.lookups if result.request_id == request or (result.life, result.request_id) in ids
+    ]
+    if not found:
+        near = [result.request_id for result in analysis.lookups if result.request_id.startswith(request[:8])][:3]
+        hint = f"; there are {', '.join(near)}" if near else ""
+        raise UsageError(f"{request}: the capture has no lookup of a request with this id{hint}")
+    return [Story(result, sorted(_moments(capture, analysis, result))) for result in found]
+
+
+def _where(frame: pl.DataFrame, **equal: Any) -> Iterator[dict[str, Any]]:
+    return frame.filter(*(pl.col(name) == value for name, value in equal.items())).iter_rows(named=True)
+
+
+def _moments(capture: Capture, analysis: Analysis, result: LookupResult) -> Iterator[Moment]:
+    name = result.request_id
+    yield from _before(analysis, result)
+    for producer in {result.producer, *_producers(result)} - {None}:
+        yield from _stores(capture.stores, result.life, str(producer), until=result.time)
+    for fact in result.facts:
+        if "before_ms" in fact.data:
+            yield Moment(result.time - round(fact.data["before_ms"] * 1e6), fact.data.get("evictor") or "-", fact.says)
+    for row in _where(capture.requests, life=result.life, request_id=name):
+        yield from _life(row, name)
+    for row in _where(capture.lookups, life=result.life, request_id=name):
+        yield Moment(row["start"], name, _lookup(row))
+    yield from _stores(capture.stores, result.life, name)
+    for row in _where(capture.evicts, life=result.life, evictor_request_id=name):
+        gone = counted_blocks(len(row["fingerprints"]) // FINGERPRINT_BYTES)
+        yield Moment(row["start"], name, f"pushed out {gone} of group {row['group']}")
+
+
+def _producers(result: LookupResult) -> Iterable[str]:
+    return [fact.data["producer"] for fact in result.facts if fact.data.get("producer")]
+
+
+def counted_blocks(blocks: int) -> str:
+    """Write a number of blocks with its unit."""
+    return f"{number(blocks)} block{'' if blocks == 1 else 's'}"
+
+
+def _before(analysis: Analysis, result: LookupResult) -> Iterator[Moment]:
+    """Yield the earlier requests of the family."""
+    family = [
+        other
+        for other in analysis.lookups
+        if other.family == result.family and other is not result and other.time < result.time
+    ]
+    for other in sorted(family, key=lambda each: each.time)[-RELATIVES:]:
+        hit = f"hit {number(other.hit_tokens)} of {counted(other.prompt_tokens)}"
+        yield Moment(other.time, other.request_id, f"{hit} on {other.replica}")
+
+
+def _life(row: Mapping[str, Any], name: str) -> Iterator[Moment]:
+    start = row["start"]
+    yield Moment(start, name, "arrived" + (f" (API id {row['external_id']})" if row["external_id"] else ""))
+    if row["queue_duration"] is not None:
+        yield Moment(start + round(row["queue_duration"] * 1e9), name, "was scheduled for the first time")
+    if row["time_to_first_token"] is not None:
+        yield Moment(start + round(row["time_to_first_token"] * 1e9), name, "had its first token")
+    tokens = "" if row["output_tokens"] is None else f" after {counted(row['output_tokens'])}"
+    preempted = f", preempted {row['preemptions']} times" if row["preemptions"] else ""
+    yield Moment(row["end"], name, f"ended{tokens} ({row['finish_reason'] or 'no reason known'}{preempted})")
+
+
+def _lookup(row: Mapping[str, Any]) -> str:
+    says = f"looked up {counted(row['prompt_tokens'])}, hit {number(row['hit_tokens'])}"
+    if row["attempts"] > 1:
+        says += f", {row['attempts']} times until {milliseconds(row['end'] - row['start'])} ms later"
+    if row["admitted"]:
+        return f"{says}, and was admitted with {number(row['admitted_tokens'] or 0)} computed"
+    return f"{says}, and was not admitted"
+
+
+def _stores(stores: pl.DataFrame, life: int, request: str, until: int | None = None) -> Iterator[Moment]:
+    """Yield what a request stored, up to a time; groups that did the same share a moment."""
+    told: dict[tuple[int, str], list[int]] = {}
+    for row in _where(stores, life=life, request_id=request):
+        if until is None or row["start"] <= until:
+            told.setdefault((row["start"], _store(row)), []).append(row["group"])
+    for (time, says), groups in told.items():
+        listed = ", ".join(map(str, groups))
+        yield Moment(time, request, f"group{'s' if len(groups) > 1 else ''} {listed}{says}")
+
+
+def _store(row: Mapping[str, Any]) -> str:
+    chunk = (
+        ""
+        if row["chunk_end"] is None
+        else f" of the chunk {number(row['chunk_start'] or 0)} to {number(row['chunk_end'])}"
+    )
+    parts = [
+        f"{what} {row[column]}"
+        for column, what in (("stored", "stored"), ("masked", "refused"), ("not_materialized", "never made"))
+        if row[column]
+    ]
+    return f"{chunk}: {', '.join(parts) or 'nothing'}"
