@@ -188,7 +188,12 @@ class Read:
 
 def parse_lines(path: Path) -> list[ExportTraceServiceRequest]:
     """Read OTLP JSON lines with protobuf's own parser, which wants ids in base64."""
-    return [ParseDict(_rewrite_ids(json.loads(line)), ExportTraceServiceRequest()) for line in path.open()]
+    return [parse_line(json.loads(line)) for line in path.open()]
+
+
+def parse_line(line: Any) -> ExportTraceServiceRequest:
+    """Return what one line holds, of which JSON's own parser has made values."""
+    return ParseDict(_rewrite_ids(line), ExportTraceServiceRequest())
 
 
 def read_lines(path: Path) -> list[Read]:

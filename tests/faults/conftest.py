@@ -1,0 +1,52 @@
+"""Engines in processes of their own, ended with the test."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sidecar.collectors import Collector
+
+from .support import Engine
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path is short enough for a socket."""
+    path = Path(tempfile.mkdtemp(prefix="oc-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[Callable[..., Engine]]:
+    """Start an engine: `engine("name", scenario)`."""
+    engines: list[Engine] = []
+
+    def start(name: str, scenario: dict[str, Any], *options: str, **more: Any) -> Engine:
+        engines.append(Engine(folder / name, scenario, *options, **more))
+        return engines[-1]
+
+    yield start
+    for each in engines:
+        each.kill()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """An OTLP gRPC server."""
+    service = Collector()
+    service.start()
+    yield service
+    service.stop()
