@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzers.analysis import analyze
-from analyzers.model import Analysis, LookupResult
+from analyzers.model import Analysis, Finding, LookupResult
 from analyzers.readers import open_capture
 from analyzers.vllm_lab.results import LabResult
 from analyzers.vllm_lab.run import LabWorker
@@ -36,6 +36,11 @@ def check(analysis: Analysis, said: LabResult) -> None:
 def hits(analysis: Analysis) -> list[int]:
     """Return the hits in the order of the lookups."""
     return [lookup.hit_tokens for lookup in analysis.lookups]
+
+
+def losses_found(analysis: Analysis) -> list[Finding]:
+    """Return the findings on lost tokens; what a report says beside them is left out."""
+    return [finding for finding in analysis.findings if finding.tokens_lost]
 
 
 def find(analysis: Analysis, request_id: str) -> LookupResult:

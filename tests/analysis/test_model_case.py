@@ -11,7 +11,7 @@ from conftest import Labs
 from lab.cases import request, resent, scenario, shipped
 from vllm_versions import VERSIONS
 
-from analysis.checks import analyzed, find, hits
+from analysis.checks import analyzed, find, hits, losses_found
 
 pytestmark = pytest.mark.vllm
 
@@ -38,7 +38,7 @@ def test_model_case(lab: Labs, tmp_path: Path, asynchronous: bool) -> None:
     (sequence,) = analysis.sequences
     assert sequence.pattern == "miss-miss-hit"
     assert (sequence.shape, list(sequence.hits)) == ("identical", [0, 0, 9600, 9600])
-    (finding,) = analysis.findings
+    (finding,) = losses_found(analysis)
     assert (finding.rule, finding.tokens_lost) == ("shifted-boundary", 9600)
     for word in ("VLLM_PREFIX_CACHE_RETENTION_INTERVAL=1600", "--prefix-cache-retention-interval 1600", "0.30"):
         assert word in finding.fix
@@ -55,7 +55,7 @@ def test_cures(lab: Labs, tmp_path: Path, version: str, retention: int | str, hi
     engine = {"prefix_cache_retention_interval": retention}
     analysis = analyzed(lab[version], shipped("model_case", **engine), tmp_path / "s.jsonl")
     assert hits(analysis) == [0, hit, hit, hit]
-    assert not analysis.findings
+    assert not losses_found(analysis)
     assert [sequence.pattern for sequence in analysis.sequences] == ["miss-hit"]
     lost = SPECULATIVE if hit == 9600 else {"tail": 710}
     assert all(lookup.lost == lost for lookup in analysis.lookups[1:])
@@ -109,7 +109,7 @@ def test_children_that_leave_before_the_last_boundary(
     assert child.lost == by_design | lost
     assert sum(by_design.values()) == 11695 - 9600
     if not lost:
-        assert not analysis.findings
+        assert not losses_found(analysis)
         return
     assert child.needed_boundary == 9600
     assert child.limiting_groups == [0, 1, 2]
@@ -119,7 +119,7 @@ def test_children_that_leave_before_the_last_boundary(
     if "not_materialized" in lost:
         assert "no chunk ended there" in child.cause
         assert {group.chunk_end for group in child.groups[:3]} == {11200}
-        (finding,) = analysis.findings
+        (finding,) = losses_found(analysis)
         assert "--max-num-batched-tokens" in finding.fix
     else:
         assert child.reason == "shared_prefix"
@@ -134,7 +134,7 @@ def test_eviction(lab: Labs, tmp_path: Path, version: str) -> None:
     lost = find(analysis, "again").lost
     assert lost["evicted"] + find(analysis, "again").hit_tokens == 1600
     assert lost["evicted"] > 0
-    assert [finding.rule for finding in analysis.findings] == ["evicted"]
+    assert [finding.rule for finding in losses_found(analysis)] == ["evicted"]
     large = scenario(requests, block_size=16, num_gpu_blocks=400)
     assert find(analyzed(lab[version], large, tmp_path / "large.jsonl"), "again").hit_tokens == 1600
 
@@ -159,7 +159,7 @@ def test_below_the_smallest_prefix(lab: Labs, tmp_path: Path) -> None:
     lost = find(analysis, "two").lost
     assert lost["alignment"] + lost["cold"] == 2200
     assert 1500 - 256 < lost["alignment"] <= 1500
-    (finding,) = analysis.findings
+    (finding,) = losses_found(analysis)
     assert finding.rule == "alignment"
     assert "1,600" in finding.fix
 
