@@ -19,14 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import MessageToDict
+from semconv.rules import problems
 from sidecar.collectors import Collector
 
 from analyzers.doctor.checks import OK, WARNING
 from analyzers.doctor.context import check_context
 from analyzers.doctor.servers import running_servers
 from analyzers.vllm_lab.model import write_model
+from otel_cache.package import SCOPE
 from otel_cache.semconv import names
 from otel_cache.sidecar.status import Status, query_status
+from scripts.semconv.registry import load
 
 pytestmark = pytest.mark.vllm
 BIN = Path(sys.executable).parent
@@ -67,6 +71,14 @@ def spans(collector: Collector) -> list[Span]:
         for scope in resource.scope_spans
         for span in scope.spans
     ]
+
+
+def ours(collector: Collector) -> Iterator[dict[str, Any]]:
+    """Yield what the collector got of our spans, as OTLP JSON lines."""
+    for request in list(collector.requests):
+        for resource in MessageToDict(request, use_integers_for_enums=True)["resourceSpans"]:
+            if any(scope["scope"]["name"] == SCOPE for scope in resource["scopeSpans"]):
+                yield {"resourceSpans": [resource]}
 
 
 def wait_for(what: Callable[[], Any], seconds: float, process: "subprocess.Popen[bytes] | None" = None) -> Any:
@@ -112,6 +124,7 @@ class Served:
     """What came of two requests to the server, the first with the caller's context."""
 
     spans: list[Span]
+    ours: list[dict[str, Any]]
     status: Status
     level: str
     says: str
@@ -160,7 +173,7 @@ def served(model: Path, runtime: Path, tmp_path_factory: pytest.TempPathFactory)
         code = server.wait(60)
         collector.stop()
     assert code in (0, -signal.SIGTERM, 128 + signal.SIGTERM), log.read_text()[-3000:]
-    yield Served(spans(collector), status, check.level, check.says, log.read_text())
+    yield Served(spans(collector), list(ours(collector)), status, check.level, check.says, log.read_text())
 
 
 def answers(port: int) -> bool:
@@ -189,9 +202,9 @@ def test_one_trace(served: Served) -> None:
     ours = next(span for span in served.named(names.REQUEST) if span.trace == TRACE)
     theirs = next(span for span in served.named(LLM_REQUEST) if span.trace == TRACE)
     assert (ours.parent, theirs.parent) == (CALLER, CALLER)
-    assert theirs.scope != ours.scope == "otel_cache"
+    assert theirs.scope != ours.scope == SCOPE
     assert ours.attributes[names.REQUEST_EXTERNAL_ID] == theirs.attributes["gen_ai.request.id"]
-    below = [span for span in served.spans if span.trace == TRACE and span.scope == "otel_cache" and span != ours]
+    below = [span for span in served.spans if span.trace == TRACE and span.scope == SCOPE and span != ours]
     by_id = {span.id: span for span in below}
     assert {span.name for span in below} == {names.LOOKUP, names.GROUP_LOOKUP, names.STORE}
     for span in below:
@@ -216,6 +229,13 @@ def test_steps_are_linked_and_apart(served: Served) -> None:
     assert steps
     assert not [step for step in steps if step.trace == TRACE or step.parent]
     assert [step for step in steps if ours.id in step.links]
+
+
+def test_the_engines_spans_are_as_registered(served: Served) -> None:
+    """What a real engine and its worker make, on its way to a back end."""
+    registry = load()
+    assert sorted({text for line in served.ours for text in problems(line, registry)}) == []
+    assert {span.name for span in served.spans if span.scope == SCOPE} >= {names.REQUEST, names.STEP, names.EXECUTE}
 
 
 def test_doctor_says_that_context_arrives(served: Served) -> None:

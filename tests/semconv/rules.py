@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from otel_cache.package import SCOPE
+from otel_cache.semconv import names
 from scripts.semconv.registry import RECOMMENDED, REQUIRED, Attribute, Registry
 
 TYPES = {"stringValue": "string", "boolValue": "boolean", "intValue": "int", "doubleValue": "double"}
 INTERNAL = 1
-RESOURCE = "entity.vllm.replica"
+REPLICA, WORKER = "entity.vllm.replica", "entity.vllm.worker"
 LINKS = "link.{}"
 
 
 def problems(line: Mapping[str, Any], registry: Registry) -> Iterator[str]:
     """Yield what an OTLP JSON line has that the registry does not allow, or lacks that it asks for."""
     for resource in line["resourceSpans"]:
-        known = registry.group(RESOURCE).attributes
-        yield from wrong("resource", resource["resource"]["attributes"], known, registry)
+        attributes = resource["resource"]["attributes"]
+        entity = WORKER if any(each["key"] == names.WORKER_RANK for each in attributes) else REPLICA
+        yield from wrong("resource", attributes, registry.group(entity).attributes, registry)
         for scope in resource["scopeSpans"]:
             if scope["scope"]["name"] != SCOPE:
                 yield f"the scope is {scope['scope']['name']}"

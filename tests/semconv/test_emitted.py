@@ -10,11 +10,12 @@ from vllm_versions import INSTALLED
 from otel_cache.semconv import names
 from scripts.semconv.registry import load
 
-from .rules import assert_conforms, seen
+from .rules import assert_conforms, read_lines, seen
 
 pytestmark = pytest.mark.vllm
 REGISTRY = load()
 
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 MODEL_CASE = shipped("model_case")
 EARLY_BRANCH = shipped("early_branch")
 EVICTIONS = scenario(
@@ -36,6 +37,30 @@ RESUMED = scenario(
     ],
     num_gpu_blocks=110,
 )
+DOC = [("doc", 1000)]
+IMAGE = {"offset": 200, "tokens": 300}
+KINDS_OF_REQUESTS = scenario(
+    [
+        request("session", *DOC, session_id="conversation-7"),
+        request("traced", *DOC, trace_headers={"traceparent": TRACEPARENT, "tracestate": "vendor=1"}),
+        request("skipped", *DOC, skip_prefix_cache=True),
+        request("cat", *DOC, items=[{"content": "cat", **IMAGE}]),
+        request("dog", *DOC, items=[{"content": "dog", **IMAGE}]),
+        request("stopped", *DOC, output_tokens=50, stop_after=5),
+        request("aborted", *DOC, output_tokens=50, abort_after=4),
+        request("reset", *DOC, reset=True),
+    ]
+)
+CONNECTOR = scenario(resent(1000), connector="decode_bench")
+OFFLOAD = scenario(
+    [request("a", ("a", 4000)), request("b", ("b", 4000)), request("again", ("a", 4000))],
+    num_gpu_blocks=300,
+    cpu_offload={"blocks": 1000},
+)
+ACCEPTED = scenario(
+    [request("drafted", *DOC, output_tokens=40)],
+    speculative={"method": "ngram", "num_speculative_tokens": 3, "accepted_tokens": 2},
+)
 DECODED = scenario([request("long", ("doc", 500), output_tokens=400), request("next", ("output:long", 300))])
 HYBRID_SMALL = scenario(resent(11910, 3), HYBRID, block_size=1600, num_gpu_blocks=40, speculative=MTP)
 
@@ -47,6 +72,10 @@ CASES: dict[str, dict[str, Any]] = {
     "resumed": RESUMED,
     "decode": DECODED,
     "small hybrid": HYBRID_SMALL,
+    "requests": KINDS_OF_REQUESTS,
+    "connector": CONNECTOR,
+    "offload": OFFLOAD,
+    "accepted": ACCEPTED,
     "async": scenario(resent(3000), FULL, async_scheduling=True),
 }
 
@@ -59,14 +88,47 @@ def test_spans_are_as_registered(case: str, lab: Any, tmp_path: Path) -> None:
     assert_conforms(out, REGISTRY)
     found = seen(out)
     assert set(found) >= {"", names.REQUEST, names.LOOKUP, names.GROUP_LOOKUP, names.STORE, names.STEP}
-    assert MADE.get(case, set()) <= {(span, each) for span, attributes in found.items() for each in attributes}
+    made = {(span, each) for span, attributes in found.items() for each in attributes}
+    assert MADE.get(case, set()) - made == set()
 
 
 MADE = {
     "model case": {(names.GROUP_LOOKUP, names.GROUP_STORED_ABOVE), (names.LOOKUP, names.FINGERPRINT_COMMON)},
     "evictions": {(names.EVICT, names.EVICT_REASON), (names.EVICT, names.EVICT_EVICTOR_REQUEST_ID)},
     "keys": {(names.LOOKUP, names.KEY_DIGEST)},
-    "resumed": {(names.LOOKUP, names.LOOKUP_ADMITTED_TOKENS)},
+    "requests": {
+        (names.REQUEST, names.REQUEST_SESSION_DIGEST),
+        (names.REQUEST, names.REQUEST_FINISH_REASON),
+        (names.REQUEST, names.REQUEST_TIME_TO_FIRST_TOKEN),
+        (names.REQUEST, names.USAGE_CACHE_READ_TOKENS),
+        (names.LOOKUP, names.FINGERPRINT_PLAIN),
+        (names.LOOKUP, names.KEY_ITEM_OFFSETS),
+        (names.EVICT, names.EVICT_RESET),
+    },
+    "connector": {(names.LOOKUP, names.LOOKUP_EXTERNAL_TOKENS)},
+    "accepted": {(names.REQUEST, names.REQUEST_ACCEPTED_TOKENS)},
     "decode": {(names.STORE, names.FINGERPRINT_VALUES)},
 }
 """What a case is there for: without it the comparison would say nothing about it."""
+
+
+def test_the_resumed_request_was_preempted(lab: Any, tmp_path: Path) -> None:
+    """Else the case `resumed` would compare nothing new."""
+    out = tmp_path / "spans.jsonl"
+    lab[INSTALLED].run(RESUMED, out)
+    assert sum(values(out, names.STEP, names.STEP_PREEMPTED_REQUESTS)) > 0
+    assert max(values(out, names.LOOKUP, names.LOOKUP_PROMPT_TOKENS)) > 800
+
+
+def values(path: Path, span: str, attribute: str) -> list[int]:
+    """Return the integers that spans of this name have under this attribute."""
+    return [
+        int(each["value"]["intValue"])
+        for line in read_lines(path)
+        for resource in line["resourceSpans"]
+        for scope in resource["scopeSpans"]
+        for one in scope["spans"]
+        if one["name"] == span
+        for each in one["attributes"]
+        if each["key"] == attribute
+    ]
