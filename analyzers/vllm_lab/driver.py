@@ -113,8 +113,8 @@ class _Driver:
         self._observer.reset()
 
     def result(self, sending: str) -> RequestResult:
-        """Return what vLLM said of a sending that has ended."""
-        return self._progress[sending].result()
+        """Return what vLLM said of a sending that has ended, and forget it: a trace has more tokens than memory."""
+        return self._progress.pop(sending).result()
 
     def replica_result(self) -> ReplicaResult:
         """Return what was seen of the scheduler as a whole."""

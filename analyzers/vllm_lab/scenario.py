@@ -237,24 +237,32 @@ def load_scenario(path: Path) -> Scenario:
         ScenarioError: the file is not there, is not YAML, or says something impossible; names the place.
 
     """
+    return parse_scenario(load_yaml(path, "a scenario"), str(path))
+
+
+def load_yaml(path: Path, what: str) -> Any:
+    """Return what a YAML file holds; `what` it is stands in messages.
+
+    Raises:
+        ScenarioError: the file is not there, or is not YAML.
+
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         shipped = ", ".join(sorted(known.stem for known in (Path(__file__).parent / "scenarios").glob("*.yaml")))
-        raise ScenarioError(
-            f"{path}: no such file; give the path of a scenario in YAML, or the name of one that ships: {shipped}"
-        ) from None
+        hint = f", or the name of one that ships: {shipped}" if what == "a scenario" else ""
+        raise ScenarioError(f"{path}: no such file; give the path of {what} in YAML{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{path}: cannot be read as text: {error}") from error
     try:
-        data = yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
         raise ScenarioError(f"{path}: not YAML at {where}: {error.problem}") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise ScenarioError(f"{path}: not YAML: {error}") from error
-    return parse_scenario(data, str(path))
 
 
 def parse_scenario(data: object, source: str = "scenario") -> Scenario:
