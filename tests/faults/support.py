@@ -1,4 +1,4 @@
-"""What the tests of faults share: an engine in a process of its own, its sidecars, and the account of what got through."""
+"""What the tests of faults share: an engine in a process, its sidecars, and the account of what got through."""
 
 import contextlib
 import json
