@@ -72,15 +72,23 @@ def update(original: Function, context: Context) -> Function:
     arguments_of = extractor(original, "scheduler_output", "model_runner_output")
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        start = time_ns()
-        result = original(self, *args, **kwargs)
         replica = getattr(self, ATTRIBUTE, None)
+        start = time_ns()
         if replica:
             try:
                 output, sampled = arguments_of(self, *args, **kwargs)
-                stamp = getattr(output, STAMP, None)
+                # vLLM cuts what lies beyond a request's end, and says within the call that the request has ended.
+                if drafts := output.scheduled_spec_decode_tokens:
+                    counts = list(map(len, sampled.sampled_token_ids))
+                    context.emit((pack.verified, replica, drafts, sampled.req_id_to_index, counts))
+            except Exception as error:
+                swallow("the update hook", error)
+        result = original(self, *args, **kwargs)
+        if replica:
+            try:
+                stamp = getattr(arguments_of(self, *args, **kwargs)[0], STAMP, None)
                 if stamp is not None:
-                    context.emit((pack.done, replica, stamp[0], start, time_ns(), output, sampled))
+                    context.emit((pack.done, replica, stamp[0], start, time_ns()))
             except Exception as error:
                 swallow("the update hook", error)
         return result

@@ -3,7 +3,7 @@
 Each function returns the records of one event; they are numbered from its first argument on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from otel_cache.bindings.key_table import NO_FINGERPRINT, NO_SUMS, Lost
@@ -322,16 +322,24 @@ def _block_owners(replica: Replica, output: Any) -> dict[int, str]:
     return owners
 
 
-def done(number: int, replica: Replica, index: int, start: int, end: int, output: Any, sampled: Any) -> list[Record]:
+def verified(
+    number: int,
+    replica: Replica,
+    drafts: Mapping[str, Sequence[int]],
+    rows: Mapping[str, int],
+    counts: Sequence[int],
+) -> list[Record]:
+    """The drafted tokens of a step were verified: `counts` tokens came of each of `rows`, one of them not drafted."""
+    for name, drafted in drafts.items():
+        state = replica.requests.get(name)
+        if state is not None and name in rows and (count := counts[rows[name]]):
+            state.drafted += len(drafted)
+            state.accepted += count - 1
+    return []
+
+
+def done(number: int, replica: Replica, index: int, start: int, end: int) -> list[Record]:
     """The output of step `index` was processed between `start` and `end`."""
-    drafts: dict[str, Sequence[int]] = output.scheduled_spec_decode_tokens
-    if drafts:
-        rows, tokens = sampled.req_id_to_index, sampled.sampled_token_ids
-        for name, drafted in drafts.items():
-            state = replica.requests.get(name)
-            if state is not None and name in rows and (count := len(tokens[rows[name]])):
-                state.drafted += len(drafted)
-                state.accepted += count - 1
     return [StepDone(number, replica.handle, index, start, end)]
 
 
