@@ -48,12 +48,15 @@ class Causes:
         self._refused.clear()
         self._taken.clear()
 
+    def refuses(self, group: int) -> bool:
+        """Whether a group has ever not kept a state: else what it stores is of no interest."""
+        return group in self._refusing
+
     def on_store(self, record: Store, prints: Prints, key: bytes, span: Context, settings: Settings) -> None:
         """Note what the store whose span is `span` did not keep, and that what it kept is not refused any more."""
-        refused = bool(record.masked or record.missing)
-        if not settings.hash_block or not (refused or record.group in self._refusing):
+        if not settings.hash_block:
             return
-        if refused:
+        if record.masked or record.missing:
             self._refusing.add(record.group)
         suffix = key + _suffix(record.group)
         for position in _on_grid((*record.masked, *record.missing), settings):

@@ -23,7 +23,6 @@ _RUNS: Sequence[tuple[str, Callable[[Store], list[Span]]]] = (
     (names.STORE_NOT_MATERIALIZED, attrgetter("missing")),
     (names.STORE_WANTED, attrgetter("wanted")),
 )
-_KEYS = tuple(key for key, _ in _RUNS)
 _NONE = ("",)
 
 
@@ -51,15 +50,12 @@ class GatheredStores:
 
     def add(self, record: Store) -> None:
         """Take another store of the request in."""
-        self.end = max(self.end, record.time)
+        if record.time > self.end:
+            self.end = record.time
         self._records.append(record)
         if record.fingerprints:
             self._first = self._first or record.first_fingerprint
             self._fingerprints += record.fingerprints
-
-    def takes(self, record: Store) -> bool:
-        """Whether `record` belongs into the same span."""
-        return record.request == self.request
 
     def attributes(self, chunk: Chunk | None) -> dict[str, Value]:
         """Return the span's attributes; without a chunk of the step the state came from elsewhere."""
@@ -74,8 +70,10 @@ class GatheredStores:
             attributes[names.STORE_CHUNK_END] = chunk.end
         if len(records) == 1:
             (record,) = records
-            for key, runs in zip(_KEYS, (record.stored, record.masked, record.missing, record.wanted), strict=True):
-                attributes[key] = [format_positions(runs)] if runs else _NONE
+            attributes[names.STORE_STORED] = [format_positions(record.stored)] if record.stored else _NONE
+            attributes[names.STORE_MASKED] = [format_positions(record.masked)] if record.masked else _NONE
+            attributes[names.STORE_NOT_MATERIALIZED] = [format_positions(record.missing)] if record.missing else _NONE
+            attributes[names.STORE_WANTED] = [format_positions(record.wanted)] if record.wanted else _NONE
         elif len(groups) == len(records):
             records.sort(key=attrgetter("group"))
             for key, runs_of in _RUNS:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from otel_cache.errors import RecordError
 from otel_cache.records import (
     FINGERPRINT_BYTES,
-    Chunk,
     Evict,
     Finished,
     Lookup,
@@ -107,13 +106,14 @@ class ReplicaLife:
             self._seen = record.time
         request = self._requests.store(record, self._settings)
         latest = self._gathered[-1] if self._gathered else None
-        if isinstance(latest, GatheredStores) and latest.takes(record):
+        if type(latest) is GatheredStores and latest.request == record.request:
             latest.add(record)
-            self._count_gathered()
         else:
             latest = GatheredStores(record, request.context, request.trace_state)
-            self._gather(latest)
-        self._causes.on_store(record, request.prints, request.key, latest.span, self._settings)
+            self._gathered.append(latest)
+        self._count_gathered()
+        if record.masked or record.missing or self._causes.refuses(record.group):
+            self._causes.on_store(record, request.prints, request.key, latest.span, self._settings)
 
     def on_evict(self, record: Evict) -> None:
         """Keep the eviction until its step is known.
@@ -130,10 +130,10 @@ class ReplicaLife:
         latest = self._gathered[-1] if self._gathered else None
         if isinstance(latest, GatheredEvicts) and latest.takes(record):
             latest.add(record)
-            self._count_gathered()
         else:
             latest = GatheredEvicts(record)
-            self._gather(latest)
+            self._gathered.append(latest)
+        self._count_gathered()
         self._evicting = True
         self._causes.on_evict(record, latest)
 
@@ -141,7 +141,8 @@ class ReplicaLife:
         """Keep the reset until its step is known."""
         self._seen = max(self._seen, record.time)
         self._causes.clear()
-        self._gather(record)
+        self._gathered.append(record)
+        self._count_gathered()
 
     def on_step(self, record: Step) -> None:
         """Close what this step decided, and keep the step itself until it was executed."""
@@ -203,10 +204,6 @@ class ReplicaLife:
             self._add_evidence(
                 names.EVICT, new_root(), None, (self._seen, self._seen), no_evict_attributes(), sequence=None
             )
-
-    def _gather(self, latest: GatheredStores | GatheredEvicts | Reset) -> None:
-        self._gathered.append(latest)
-        self._count_gathered()
 
     def _count_gathered(self) -> None:
         self._gathered_records += 1
@@ -274,7 +271,10 @@ class ReplicaLife:
         chunks = {chunk.request: chunk for chunk in step.chunks} if step is not None else {}
         for gathered in everything:
             if isinstance(gathered, GatheredStores):
-                self._add_stores(gathered, chunks.get(gathered.request))
+                self._add_evidence(
+                    names.STORE, gathered.span, gathered.parent, (gathered.start, gathered.end),
+                    gathered.attributes(chunks.get(gathered.request)), gathered.sequence, (), gathered.trace_state,
+                )  # fmt: skip
             elif isinstance(gathered, GatheredEvicts):
                 if not gathered.settled:
                     gathered.settle({}, context)
@@ -286,13 +286,6 @@ class ReplicaLife:
                 span = new_root() if context is None else new_child(context)
                 times = (gathered.time, gathered.time)
                 self._add_evidence(names.EVICT, span, context, times, reset_attributes(), gathered.sequence)
-
-    def _add_stores(self, gathered: GatheredStores, chunk: Chunk | None) -> None:
-        times = (gathered.start, gathered.end)
-        attributes = gathered.attributes(chunk)
-        self._add_evidence(
-            names.STORE, gathered.span, gathered.parent, times, attributes, gathered.sequence, (), gathered.trace_state
-        )
 
     def _close_step(self, step: OpenStep, done: StepDone | None) -> None:
         if done is not None:

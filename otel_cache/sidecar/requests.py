@@ -138,6 +138,7 @@ class RequestTable:
         self._max_size = size
         self._size = 0
         self._requests: OrderedDict[str, Request] = OrderedDict()
+        self._order = self._requests.move_to_end
 
     def __len__(self) -> int:
         """Return how many requests are held."""
@@ -153,7 +154,7 @@ class RequestTable:
         if known is None:
             known = self._requests[request] = _begin(request, time, lookup)
             return known
-        self._requests.move_to_end(request)
+        self._order(request)
         if known.seen < time:
             known.seen = time
         return known
@@ -171,7 +172,8 @@ class RequestTable:
         request = self.touch(record.request, record.time)
         if record.fingerprints and settings.hash_block:
             request.prints.extend(record.first_fingerprint, record.fingerprints, settings.hash_block)
-            self._weigh(request, 0)
+            request.size += len(record.fingerprints)
+            self._size += len(record.fingerprints)
         return request
 
     def pop(self, request: str) -> Request | None:
