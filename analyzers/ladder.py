@@ -208,9 +208,11 @@ def _states(walk: _Walk, here: Residency, chain: "array[int]", result: Explained
     cls = state_class(result.missing)
     if result.intact > result.needed:
         # The prefix was shortened by a loss: at the boundary before it, every group had had what a hit needed.
-        result.gone = find_missing(here, chain, result.intact)
-        sparse = [entry for entry in result.gone if not entry.group.dense]
-        cls = state_class(sparse) if sparse else _last_loss(walk.steps)
+        result.gone = find_missing(here, chain, result.intact, intact=True)
+        sparse = [entry.loss for entry in result.gone if not entry.group.dense and entry.loss]
+        cls = _last_loss(walk.steps)
+        if sparse:
+            cls = model.RESET if any(loss.reason == "reset" for loss in sparse) else model.CHECKPOINT_EVICTED
     loss = next((entry.loss for entry in (*result.gone, *result.missing) if entry.loss), None)
     walk.down(cls, result.predicted, **({"loss": loss, "replica": here.replica} if loss else {}))
 

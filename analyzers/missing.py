@@ -20,8 +20,11 @@ class Missing:
     loss: Loss | None
 
 
-def find_missing(here: Residency, chain: "array[int]", boundary: int) -> list[Missing]:
-    """Return the groups that lack a state that a hit at `boundary` (tokens) needs, and what became of it."""
+def find_missing(here: Residency, chain: "array[int]", boundary: int, intact: bool = False) -> list[Missing]:
+    """Return the groups that lack a state that a hit at `boundary` (tokens) needs, and what became of it.
+
+    With `intact` a state that was there and went counts as lost, whatever a later request did without it.
+    """
     unit = here.settings.hash_block
     found = []
     asked = {index for ids in here.settings.order for index in ids}
@@ -42,6 +45,8 @@ def find_missing(here: Residency, chain: "array[int]", boundary: int) -> list[Mi
         never = next((r for r in refusals if r.state == "not_materialized"), None)
         masked = next((r for r in refusals if r.state == "masked"), None)
         loss = next((x for identity in lacking if (x := residency.lost.get(identity))), None)
+        if intact and loss:
+            never = masked = None
         if group.dense:
             # A dense block that is not there was lost, or lies beyond what anybody registered.
             state: model.State = "evicted" if loss else "not_materialized"

@@ -139,6 +139,12 @@ def shutdown() -> None:
         _pipeline.close()
 
 
+def flush(seconds: float) -> None:
+    """Send what was captured so far, within `seconds`: for programs that outrun the sender."""
+    if _pipeline is not None:
+        _pipeline.flush(seconds)
+
+
 def _repeat_nothing() -> None:
     """Another sidecar is there: it is told of waiting requests' lookups as if they were new."""
     for reference in _replicas:

@@ -18,6 +18,8 @@ from analyzers.vllm_lab.scenario import Scenario
 from otel_cache.config import SOCKET
 from otel_cache.errors import OtelCacheError
 
+FLUSH_SECONDS = 60.0
+
 
 def run_job(job: Job) -> Answer:
     """Run one job, and send what the instrumentation recorded of it."""
@@ -30,7 +32,7 @@ def run_job(job: Job) -> Answer:
 
         from analyzers.vllm_lab.driver import run_scenario
 
-        ran = run_scenario(scenario)
+        ran = run_scenario(scenario, _pace if job.socket is not None else lambda: None)
         result = LabResult(vllm.__version__, ran.requests, ran.replicas)
     except OtelCacheError as error:
         return Answer(error=str(error), known=True)
@@ -43,6 +45,13 @@ def run_job(job: Job) -> Answer:
 
             instrumentor.shutdown()
     return Answer(result=result)
+
+
+def _pace() -> None:
+    """Let the sender catch up: what found no room on its way would be missing from the capture."""
+    from otel_cache import instrumentor
+
+    instrumentor.flush(FLUSH_SECONDS)
 
 
 def serve(jobs: BinaryIO, answers: BinaryIO) -> None:

@@ -6,6 +6,7 @@ own `SchedulerOutput` said of it.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,8 +60,10 @@ class _Progress:
         )
 
 
-def run_scenario(scenario: Scenario) -> RunResult:
+def run_scenario(scenario: Scenario, pace: Callable[[], None] = lambda: None) -> RunResult:
     """Build the replicas, send all requests, and return what vLLM said of each, in the order of sending.
+
+    `pace` is called after each batch: without a forward pass the scheduler outruns what listens to it.
 
     Raises:
         LabError: vLLM refuses the engine or lacks something, or the block pool is too small for a request.
@@ -79,6 +82,7 @@ def run_scenario(scenario: Scenario) -> RunResult:
             for driver in busy:
                 driver.step()
         results.extend(drivers[sending.replica].result(sending.id) for sending in batch)
+        pace()
     return RunResult(results, [driver.replica_result() for driver in drivers])
 
 

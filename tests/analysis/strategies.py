@@ -1,10 +1,17 @@
 """Random scenarios: layouts, blocks, retention, pools, speculation, overlap and keys in every mixture."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
-LAYOUTS = ("hybrid", "full", "mamba", "window", "window and full", "three kinds", "three sizes")
+LAYOUTS = (
+    "hybrid", "full", "mamba", "window", "window and full", "three kinds", "three sizes", "multiples", "drafter",
+)  # fmt: skip
+SIZES = (16, 64, 160, 1600, 3584)
+POOLS = (2000, 120, 60)
+MULTIPLES = 1600
+"""Scheduler block of full attention in blocks of 16, a window in blocks of 64, and Mamba in blocks of 1,600."""
 
 
 def _groups(layout: str, block: int, window: int, mambas: int) -> list[dict[str, Any]]:
@@ -14,7 +21,15 @@ def _groups(layout: str, block: int, window: int, mambas: int) -> list[dict[str,
     if layout == "three sizes":
         mamba, sliding = mamba | {"block_size": 4 * block}, sliding | {"block_size": 2 * block}
         full = full | {"block_size": block}
+    if layout == "multiples":
+        full, sliding, mamba = (
+            full | {"block_size": 16},
+            sliding | {"block_size": 64},
+            mamba | {"block_size": MULTIPLES},
+        )
     return {
+        "multiples": [full, sliding | {"window": 128}, mamba],
+        "drafter": [full, sliding],
         "hybrid": [mamba, full],
         "full": [full],
         "mamba": [mamba],
@@ -26,15 +41,24 @@ def _groups(layout: str, block: int, window: int, mambas: int) -> list[dict[str,
 
 
 @st.composite
-def engines(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
+def engines(
+    draw: st.DrawFn, layouts: Sequence[str], partial: bool, sizes: Sequence[int], pools: Sequence[int]
+) -> tuple[dict[str, Any], int]:
     """Return the settings of an engine, and its scheduler block in tokens."""
-    layout = draw(st.sampled_from(LAYOUTS))
-    block = draw(st.sampled_from([16, 64, 160, 1600]))
+    layout = draw(st.sampled_from(layouts))
+    block = draw(st.sampled_from(sizes))
+    if layout == "multiples":
+        block = MULTIPLES
     scheduler_block = 4 * block if layout == "three sizes" else block
     window = draw(st.sampled_from([block, 2 * block, 3 * block + 5]))
     attention = layout not in ("mamba", "window")
     speculative = draw(st.sampled_from([None, {"method": "mtp", "num_speculative_tokens": 2}])) if attention else None
-    unit = draw(st.sampled_from([None, block // 4, block // 2])) if layout == "hybrid" and block > 16 else None
+    groups = _groups(layout, block, window, draw(st.sampled_from([1, 3])))
+    if layout == "drafter" and speculative:
+        groups[-1]["draft"] = True
+    unit = (
+        draw(st.sampled_from([None, block // 4, block // 2])) if partial and layout == "hybrid" and block > 16 else None
+    )
     retention = draw(st.sampled_from([0, "default", "dense", scheduler_block, 3 * scheduler_block]))
     budget = draw(st.sampled_from([1, 2, 3, 5])) * scheduler_block + draw(st.sampled_from([0, scheduler_block // 3]))
     return {
@@ -43,9 +67,9 @@ def engines(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
         "prefix_cache_retention_interval": "default" if layout == "full" else retention,
         "max_num_batched_tokens": budget,
         # Small pools evict and preempt; the smallest still holds one prompt.
-        "num_gpu_blocks": draw(st.sampled_from([2000, 120, 60])),
+        "num_gpu_blocks": draw(st.sampled_from([2000, 1200, 900] if layout == "multiples" else pools)),
         "speculative": speculative,
-        "groups": _groups(layout, block, window, draw(st.sampled_from([1, 3]))),
+        "groups": groups,
         "max_num_seqs": draw(st.sampled_from([2, 8])),
         "async_scheduling": draw(st.booleans()),
     }, scheduler_block
@@ -63,10 +87,16 @@ def prompts(draw: st.DrawFn, block: int) -> list[dict[str, Any]]:
 
 
 @st.composite
-def scenarios(draw: st.DrawFn) -> dict[str, Any]:
-    """Return a scenario on one replica or two; overlapping requests are on the same one."""
-    engine, block = draw(engines())
-    replicas = draw(st.sampled_from([1, 1, 2]))
+def scenarios(
+    draw: st.DrawFn,
+    layouts: Sequence[str] = LAYOUTS,
+    partial: bool = True,
+    sizes: Sequence[int] = SIZES,
+    pools: Sequence[int] = POOLS,
+) -> dict[str, Any]:
+    """Return a scenario on one to three replicas; `partial` hits end inside blocks, which have `sizes` (tokens)."""
+    engine, block = draw(engines(layouts, partial, sizes, pools))
+    replicas = draw(st.sampled_from([1, 1, 2, 3]))
     requests: list[dict[str, Any]] = []
     for index in range(draw(st.integers(3, 8))):
         longest = block + 3 if block < 200 else 5
@@ -80,7 +110,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
         if requests and draw(st.integers(0, 3)) == 0:
             request["with"] = draw(st.sampled_from([earlier["id"] for earlier in requests]))
         if draw(st.integers(0, 6)) == 0:
-            request["cache_salt"] = draw(st.sampled_from("xy"))
+            request[draw(st.sampled_from(["cache_salt", "lora"]))] = draw(st.sampled_from("xy"))
         requests.append(request)
     if draw(st.booleans()):
         requests.append(_next_turn(requests[0]))
