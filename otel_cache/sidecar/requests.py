@@ -43,6 +43,7 @@ class Request:
     prompt_tokens: int | None = None
     hit_tokens: int | None = None
     cached_tokens: int | None = None
+    limited_by: str = ""
     planned: int = 0
     begun: bool = False
     answered: bool = False
@@ -78,6 +79,7 @@ class Request:
         if self.hit_tokens is None:
             self.hit_tokens = self.lookup.last.hit if self.lookup is not None else tokens
             self.cached_tokens = tokens
+            self.limited_by = self.lookup.verdict.reason if self.lookup is not None else ""
         if not self.begun and self.arrival:
             self.queued = max(end - self.arrival, 0)
         self.begun = True
@@ -111,6 +113,8 @@ class Request:
         if self.hit_tokens is not None and self.cached_tokens is not None:
             attributes[names.REQUEST_HIT_TOKENS] = self.hit_tokens
             attributes[names.USAGE_CACHE_READ_TOKENS] = self.cached_tokens
+        if self.limited_by:
+            attributes[names.LOOKUP_LIMITED_BY] = self.limited_by
         if self.queued is not None:
             attributes[names.REQUEST_QUEUE_DURATION] = self.queued / NANOSECONDS
         if self.first_token is not None:

@@ -36,6 +36,7 @@ def test_a_request_is_one_trace_with_its_lookup_and_store():
         names.REQUEST_ID: "q", names.REQUEST_PROMPT_TOKENS: 11910, names.REQUEST_HIT_TOKENS: 0,
         names.USAGE_INPUT_TOKENS: 11910, names.USAGE_CACHE_READ_TOKENS: 0, names.FINGERPRINT_PROMPT: "ZGRkZGRkZGQ=",
         names.REQUEST_QUEUE_DURATION: 240e-9, names.REQUEST_PREEMPTIONS: 0,
+        names.LOOKUP_LIMITED_BY: names.LIMITED_BY_GROUP_STATE,
     }  # fmt: skip
     assert found.parent == stored.parent == request.context
     assert found.attributes[names.LOOKUP_ADMITTED_TOKENS] == 0

@@ -54,6 +54,7 @@ def test_a_request_from_arrival_to_finish() -> None:
         names.USAGE_INPUT_TOKENS: 11910,
         names.REQUEST_HIT_TOKENS: 0,
         names.USAGE_CACHE_READ_TOKENS: 0,
+        names.LOOKUP_LIMITED_BY: names.LIMITED_BY_GROUP_STATE,
         names.REQUEST_QUEUE_DURATION: 3.0,
         names.REQUEST_TIME_TO_FIRST_TOKEN: 7.00000001,
         names.REQUEST_PREEMPTIONS: 2,
