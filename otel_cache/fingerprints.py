@@ -12,12 +12,10 @@ back to the scheduler's thread, and go on from any position whose sums are known
 number of its own to every position behind its offset.
 """
 
-import sys
 import time
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
-from itertools import accumulate
 from operator import mul
 from struct import Struct
 from typing import Any
@@ -31,9 +29,10 @@ from otel_cache.semconv.grid import common_grid
 
 Sums = tuple[int, int]
 Words = NDArray[np.uint64]
+Positions = NDArray[np.int64]
 
 SUMS_BYTES = 16
-_PAIR = Struct("=QQ")
+_PAIR = Struct("<QQ")
 _SLICE = 4096
 _FEW = 64
 """Tokens below which plain integers are quicker than vectors."""
@@ -48,6 +47,8 @@ class Printer:
         """Derive both from `key`."""
         self._key = key
         self._cipher = Cipher(algorithms.AES(self._derive(b"function")), modes.ECB()).encryptor()
+        self._few: tuple[memoryview[int], memoryview[int]]
+        self._few_units: tuple[memoryview[int], memoryview[int]]
         self._weights: Words = np.empty((2, 0), np.uint64)
         self._units: Words = np.zeros((2, 1), np.uint64)
         self.reserve(1 << 14)
@@ -58,12 +59,18 @@ class Printer:
             return
         count = max(tokens, 2 * self._weights.shape[1])
         stream = Cipher(algorithms.AES(self._derive(b"weights")), modes.CTR(bytes(16))).encryptor()
-        words = np.frombuffer(stream.update(bytes(SUMS_BYTES * count)), np.uint64)
-        if sys.byteorder == "big":
-            words = words.byteswap()
+        words = np.frombuffer(stream.update(bytes(SUMS_BYTES * count)), "<u8").astype(np.uint64)
         self._weights = np.ascontiguousarray(words.reshape(count, 2).T)
         self._units = np.zeros((2, count + 1), np.uint64)
         np.cumsum(self._weights, axis=1, out=self._units[:, 1:])
+        self._few = memoryview(self._weights[0]), memoryview(self._weights[1])
+        self._few_units = memoryview(self._units[0]), memoryview(self._units[1])
+
+    def few_weights(self, start: int, end: int) -> tuple["memoryview[int]", "memoryview[int]"]:
+        """Return the weights of the tokens [start, end) as plain integers."""
+        self.reserve(end)
+        first, second = self._few
+        return first[start:end], second[start:end]
 
     def weights(self, start: int, end: int) -> Words:
         """Return the weights of the tokens [start, end): 2 rows."""
@@ -75,12 +82,17 @@ class Printer:
         drawn = blake2b(offset.to_bytes(8, "big") + identifier, key=self._key, digest_size=SUMS_BYTES)
         return int.from_bytes(drawn.digest()[:8], "big"), int.from_bytes(drawn.digest()[8:], "big")
 
-    def finish(self, marks: "Sequence[int] | NDArray[np.int64]", sums: Words) -> bytes:
+    def finish(self, marks: Positions, sums: Words) -> bytes:
         """Return the fingerprints, 8 bytes each, of prefixes of `marks` tokens with `sums`: a row of 2 each."""
         # Every token counts as one more than it is: else a prefix and the same with a token 0 behind it are one.
         whole = sums + self._units[:, marks].T
         encrypted = self._cipher.update(np.ascontiguousarray(whole, dtype="<u8").tobytes())
         return np.frombuffer(encrypted, np.uint64)[::2].tobytes()
+
+    def finish_one(self, mark: int, first: int, second: int) -> bytes:
+        """Return the fingerprint of a prefix of `mark` tokens with these sums."""
+        units, others = self._few_units
+        return self._cipher.update(_PAIR.pack((first + units[mark]) & _MASK, (second + others[mark]) & _MASK))[:8]
 
     def _derive(self, purpose: bytes) -> bytes:
         return blake2b(purpose, key=self._key, digest_size=16).digest()
@@ -135,56 +147,75 @@ class Chain:
         """Compute the fingerprints of all positions whose tokens lie within the first `upto` of `tokens`."""
         while self._tokens < upto:
             start, end = self._tokens, min(upto, self._tokens + _SLICE)
+            if end - start <= _FEW and self._add_few(tokens[start:end], start, end):
+                continue
             if start and end - start == _SLICE:
                 time.sleep(0)  # gives the interpreter back to the scheduler's thread
-            first = self.upto + self._step + self._lookahead
-            own = range(first, end + 1, self._step)
+            own = range(self.upto + self._step + self._lookahead, end + 1, self._step)
             common = common_grid(start, end)
-            marks = [*own, *common]
-            few = end - start <= _FEW
-            sums, self._now = (self._add_few if few else self._add)(tokens[start:end], start, marks)
+            marks = np.array([*own, *common], np.int64)
+            sums = self._add(tokens[start:end], start, marks)
             self._tokens = end
-            if marks:
-                self._take(len(own), marks, sums)
+            if len(marks):
+                self._take(len(own), common, marks, sums)
 
-    def _add(self, tokens: Sequence[int], start: int, marks: Sequence[int]) -> tuple[Words, Sums]:
-        """Return the sums at `marks`, a row each, and after all of `tokens`, the first of which is number `start`."""
+    def _add(self, tokens: Sequence[int], start: int, marks: Positions) -> Words:
+        """Add `tokens`, the first of which is number `start`; return the sums at `marks`, a row each."""
         words = np.frombuffer(_encode(tokens), np.uint64)
-        running = np.cumsum(words * self._printer.weights(start, start + len(words)), axis=1, dtype=np.uint64)
+        running = np.add.accumulate(words * self._printer.weights(start, start + len(words)), axis=1)
         running += np.array(self._now, np.uint64)[:, None]
-        at = np.array(marks, np.int64) - (start + 1)
-        return running[:, at].T, (int(running[0, -1]), int(running[1, -1]))
+        self._now = int(running[0, -1]), int(running[1, -1])
+        return running[:, marks - (start + 1)].T
 
-    def _add_few(self, tokens: Sequence[int], start: int, marks: Sequence[int]) -> tuple[Words, Sums]:
-        weights, counted = self._printer.weights(start, start + len(tokens)).tolist(), _encode(tokens)
-        first, second = (
-            list(accumulate(map(mul, counted, row), initial=before))
-            for row, before in zip(weights, self._now, strict=True)
-        )
-        rows = [(first[mark - start] & _MASK, second[mark - start] & _MASK) for mark in marks]
-        return np.array(rows, np.uint64).reshape(-1, 2), (first[-1] & _MASK, second[-1] & _MASK)
+    def _add_few(self, tokens: Sequence[int], start: int, end: int) -> bool:
+        """Add `tokens` without vectors, which are slower for a block that was decoded; False where that cannot be."""
+        mark = self.upto + self._step + self._lookahead
+        if mark < end or min(tokens) < 0 or common_grid(start, end - 1):
+            return False
+        first, second = self._printer.few_weights(start, end)
+        one, other = self._now
+        one, other = (one + sum(map(mul, tokens, first))) & _MASK, (other + sum(map(mul, tokens, second))) & _MASK
+        self._now, self._tokens = (one, other), end
+        common = bool(common_grid(end - 1, end))
+        if mark == end or common:
+            added = [pair for offset, pair in self._items if offset < end]
+            value = self._printer.finish_one(
+                end, one + sum(each for each, _ in added), other + sum(each for _, each in added)
+            )
+            if mark == end:
+                self._values += value
+                self._sums += _PAIR.pack(one, other)
+            if common:
+                self._common[end] = value
+                if self._items:
+                    self._plain[end] = self._printer.finish_one(end, one, other)
+        return True
 
-    def _take(self, own: int, marks: Sequence[int], sums: Words) -> None:
+    def _take(self, own: int, common: Sequence[int], marks: Positions, sums: Words) -> None:
         values = self._finish(marks, sums)
         self._values += values[: own * FINGERPRINT_BYTES]
-        self._sums += sums[:own].tobytes()
-        if common := marks[own:]:
+        self._sums += sums[:own].astype("<u8").tobytes()
+        if common:
             self._common.update(zip(common, split(values[own * FINGERPRINT_BYTES :]), strict=True))
             if self._items:
-                plain = self._printer.finish(common, sums[own:])
+                plain = self._printer.finish(marks[own:], sums[own:])
                 self._plain.update(zip(common, split(plain), strict=True))
 
-    def _finish(self, marks: Sequence[int], sums: Words) -> bytes:
+    def _finish(self, marks: Positions, sums: Words) -> bytes:
         if not self._items:
             return self._printer.finish(marks, sums)
         sums = sums.copy()
         for offset, added in self._items:
-            sums[np.array(marks) > offset] += np.array(added, np.uint64)
+            sums[marks > offset] += np.array(added, np.uint64)
         return self._printer.finish(marks, sums)
 
     def whole(self) -> bytes:
         """Return the fingerprint of all tokens that the chain was extended to."""
-        return self._finish([self._tokens], np.array([self._now], np.uint64))
+        one, other = self._now
+        for offset, (first, second) in self._items:
+            if offset < self._tokens:
+                one, other = one + first, other + second
+        return self._printer.finish_one(self._tokens, one, other)
 
     def at(self, position: int) -> bytes:
         """Return the fingerprint at `position`, empty where there is none."""

@@ -1,6 +1,9 @@
-"""What each key in a replica's cache stands for, in arrays: as large as the block pool, whatever the load."""
+"""What each key in a replica's cache stands for: as large as the block pool, whatever the load.
 
-from collections.abc import Sequence
+A long run of keys is kept in arrays, a short one (a block that was decoded) as plain values: each is quicker so.
+"""
+
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,6 +11,10 @@ from numpy.typing import NDArray
 
 from otel_cache.fingerprints import SUMS_BYTES, Sums, read_sums
 from otel_cache.records import FINGERPRINT_BYTES
+
+NO_FINGERPRINT = bytes(FINGERPRINT_BYTES)
+NO_SUMS = bytes(SUMS_BYTES)
+_FEW = 8
 
 
 class Lost(NamedTuple):
@@ -21,12 +28,21 @@ class Lost(NamedTuple):
     blocks: list[int]
 
 
+class _Entry(NamedTuple):
+    group: int
+    position: int
+    fingerprint: bytes
+    sums: bytes
+    extra: bytes
+    time: int
+
+
 class KeyTable:
-    """Rows by key: group, position in tokens, fingerprint, its sums, digest of the extra keys, and when it was stored."""
+    """Group, position in tokens, fingerprint, its sums, digest of the extra keys, and time of the store, by key."""
 
     def __init__(self, capacity: int) -> None:
         """Make room for about `capacity` keys; more are taken if they come."""
-        self._rows: dict[Any, int] = {}
+        self._entries: dict[Any, _Entry | int] = {}
         self._free: list[int] = []
         self._used = 0
         self._extras: dict[int, bytes] = {}
@@ -37,72 +53,98 @@ class KeyTable:
         self._sums: NDArray[np.uint64] = np.zeros((capacity, 2), np.uint64)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._entries)
 
     def add(
-        self, keys: Sequence[Any], group: int, positions: range | list[int], prints: bytes, sums: bytes,
-        extra: bytes, time: int,
+        self, keys: Sequence[Any], group: int, positions: Sequence[int], prints: bytes, sums: bytes, extra: bytes,
+        time: int,
     ) -> None:  # fmt: skip
         """Take `keys`, the fingerprints and sums of which stand one after the other; stored again is stored anew."""
-        if not self._rows.keys().isdisjoint(keys):
-            known = {row for key in keys if (row := self._rows.get(key)) is not None}
-            self._free += known
+        entries = self._entries
+        if not entries.keys().isdisjoint(keys):
+            self._release(known for key in keys if type(known := entries.get(key)) is int)
+        if len(keys) <= _FEW:
+            size, width = FINGERPRINT_BYTES, SUMS_BYTES
+            for index, key in enumerate(keys):
+                value = prints[index * size : (index + 1) * size]
+                entries[key] = _Entry(
+                    group, positions[index], value, sums[index * width : (index + 1) * width], extra, time
+                )
+            return
         rows = self._take(len(keys))
-        self._rows.update(zip(keys, rows, strict=True))
-        at: Any = rows if len(rows) > 1 else rows[0]
-        self._positions[at] = positions if len(rows) > 1 else positions[0]
+        entries.update(zip(keys, rows, strict=True))
+        at = np.array(rows)
+        self._positions[at] = _array(positions)
         self._groups[at] = group
         self._times[at] = time
         self._prints[at] = np.frombuffer(prints, np.uint64)
         self._sums[at] = np.frombuffer(sums, np.uint64).reshape(-1, 2)
         if extra:
             self._extras.update(dict.fromkeys(rows, extra))
-        elif self._extras:
-            for row in rows:
-                self._extras.pop(row, None)
 
     def find(self, key: Any) -> tuple[bytes, Sums] | None:
         """Return the fingerprint and the sums of a key that is in the cache."""
-        row = self._rows.get(key)
-        if row is None:
+        known = self._entries.get(key)
+        if known is None:
             return None
-        return self._prints[row].tobytes(), read_sums(self._sums[row].tobytes())
+        if type(known) is int:
+            return self._prints[known].tobytes(), read_sums(self._sums[known].tobytes())
+        assert isinstance(known, _Entry)
+        return known.fingerprint, read_sums(known.sums)
 
     def remove(self, keys: Sequence[Any], blocks: Sequence[int], time: int) -> tuple[list[Lost], list[int]]:
         """Take out `keys` that `blocks` carried, by group; return besides which indices of them were not known."""
-        rows = [self._rows.pop(key, -1) for key in keys]
-        unknown: list[int] = []
-        if -1 in rows:
-            unknown = [index for index, row in enumerate(rows) if row < 0]
-            blocks = [block for block, row in zip(blocks, rows, strict=True) if row >= 0]
-            rows = [row for row in rows if row >= 0]
-        if not rows:
-            return [], unknown
-        self._free += rows
-        at = np.array(rows)
-        groups = self._groups[at]
-        if len(rows) == 1 or (groups == groups[0]).all():
-            return [self._lost(int(groups[0]), at, list(blocks), time)], unknown
-        numbers = np.array(blocks)
-        return [
-            self._lost(int(group), at[groups == group], numbers[groups == group].tolist(), time)
-            for group in np.unique(groups)
-        ], unknown
+        pop = self._entries.pop
+        found = [pop(key, None) for key in keys]
+        if len(found) == 1 and type(found[0]) is _Entry:
+            return [_lost(found[0].group, found, blocks, time)], []
+        rows = [index for index, each in enumerate(found) if type(each) is int]
+        lost = self._lost_rows(found, rows, blocks, time) if rows else []
+        by_group: dict[int, list[int]] = {}
+        for index, each in enumerate(found) if len(rows) < len(found) else ():
+            if type(each) is _Entry:
+                by_group.setdefault(each.group, []).append(index)
+        for group, indices in by_group.items():
+            lost.append(_lost(group, [found[index] for index in indices], [blocks[index] for index in indices], time))
+        return lost, [index for index, each in enumerate(found) if each is None]
 
     def clear(self) -> None:
         """Forget everything: the cache was reset."""
-        self._rows.clear()
+        self._entries.clear()
         self._free.clear()
         self._extras.clear()
         self._used = 0
 
-    def _lost(self, group: int, at: "NDArray[np.int64]", blocks: list[int], time: int) -> Lost:
-        extras: list[bytes] = []
+    def _lost_rows(self, found: Sequence[Any], indices: list[int], blocks: Sequence[int], time: int) -> list[Lost]:
+        rows = found if len(indices) == len(found) else [found[index] for index in indices]
+        carriers = blocks if len(indices) == len(found) else [blocks[index] for index in indices]
+        at = np.array(rows)
+        groups = self._groups[at]
+        ages = np.maximum(time - self._times[at], 0)
+        lost = []
+        for group in [int(groups[0])] if (groups == groups[0]).all() else np.unique(groups).tolist():
+            chosen = groups == group
+            mine = at[chosen]
+            extras = [self._extras.get(row, b"") for row in mine.tolist()] if self._extras else []
+            lost.append(
+                Lost(
+                    group,
+                    self._positions[mine].tolist(),
+                    self._prints[mine].tobytes(),
+                    extras if any(extras) else [],
+                    ages[chosen].tolist(),
+                    np.array(carriers)[chosen].tolist(),
+                )
+            )
+        self._release(rows)
+        return lost
+
+    def _release(self, rows: Iterable[Any]) -> None:
+        released = list(rows)
         if self._extras:
-            extras = [self._extras.pop(row, b"") for row in at.tolist()]
-            extras = extras if any(extras) else []
-        ages = np.maximum(time - self._times[at], 0).tolist()
-        return Lost(group, self._positions[at].tolist(), self._prints[at].tobytes(), extras, ages, blocks)
+            for row in released:
+                self._extras.pop(row, None)
+        self._free += released
 
     def _take(self, count: int) -> list[int]:
         rows = self._free[-count:]
@@ -124,5 +166,19 @@ class KeyTable:
             setattr(self, name, new)
 
 
-NO_FINGERPRINT = bytes(FINGERPRINT_BYTES)
-NO_SUMS = bytes(SUMS_BYTES)
+def _array(positions: Sequence[int]) -> NDArray[np.int64]:
+    if isinstance(positions, range):
+        return np.arange(positions.start, positions.stop, positions.step)
+    return np.array(positions, np.int64)
+
+
+def _lost(group: int, entries: Sequence[Any], blocks: Sequence[int], time: int) -> Lost:
+    extras = [entry.extra for entry in entries]
+    return Lost(
+        group,
+        [entry.position for entry in entries],
+        b"".join([entry.fingerprint for entry in entries]),
+        extras if any(extras) else [],
+        [max(time - entry.time, 0) for entry in entries],
+        list(blocks),
+    )

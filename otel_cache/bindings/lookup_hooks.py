@@ -105,12 +105,17 @@ def _stored_above(replica: Replica, hashes: Sequence[Any], hit: int, limit: int)
     grid, unit = replica.alignment, replica.hash_block
     last = min(limit, len(hashes) * unit, hit + MAX_PROBES * grid)
     positions = range(hit + grid, last + 1, grid)
-    cached, key_of = replica.cached_keys, replica.key_of
+    cached = replica.cached_keys
     found: list[int | None] = []
     for group, block_size in enumerate(replica.block_sizes):
-        ends = positions if replica.partial_hits else (p for p in positions if p % block_size == 0)
-        found.append(next((p for p in ends if key_of(hashes[p // unit - 1], group) in cached), None))
+        suffix = replica.key_suffixes[group]
+        ends = positions if replica.partial_hits or grid % block_size == 0 else _multiples(positions, block_size)
+        found.append(next((p for p in ends if hashes[p // unit - 1] + suffix in cached), None))
     return found
+
+
+def _multiples(positions: range, block_size: int) -> list[int]:
+    return [position for position in positions if position % block_size == 0]
 
 
 def finder(original: Function, context: Context) -> Function:

@@ -126,8 +126,8 @@ def _known(replica: Replica, request: Any, position: int) -> tuple[bytes, Sums] 
     hashes = request.block_hashes
     if not 0 <= index < len(hashes):
         return None
-    for group in range(len(replica.block_sizes)):
-        found = replica.keys.find(replica.key_of(hashes[index], group))
+    for suffix in replica.key_suffixes:
+        found = replica.keys.find(hashes[index] + suffix)
         if found is not None and found[0] != NO_FINGERPRINT:
             return found
     return None
@@ -228,14 +228,15 @@ def _prefix(replica: Replica, request: Any, state: RequestState, position: int) 
 
 
 def evict(
-    number: int, replica: Replica, time: int, blocks: Sequence[int], keys: Sequence[Any], reason: str
+    number: int, replica: Replica, time: int, blocks: Sequence[Any], keys: Sequence[Any], reason: str
 ) -> list[Record]:
     """Keys left the cache, each the last of its kind; `blocks` carried them."""
+    ids = [block.block_id for block in blocks]
     if reason == "allocation":
-        replica.evicted_blocks.update(blocks)
-    lost, unknown = replica.keys.remove(keys, blocks, time)
+        replica.evicted_blocks.update(ids)
+    lost, unknown = replica.keys.remove(keys, ids, time)
     for index in unknown:  # stored before the instrumentation saw this scheduler
-        lost.append(Lost(replica.group_of(keys[index]), [0], NO_FINGERPRINT, [], [0], [blocks[index]]))
+        lost.append(Lost(replica.group_of(keys[index]), [0], NO_FINGERPRINT, [], [0], [ids[index]]))
     return [
         Evict(
             number + offset, replica.handle, time, one.group, one.positions, one.fingerprints, one.extras, one.ages,

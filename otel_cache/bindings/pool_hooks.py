@@ -52,7 +52,7 @@ def partial_store(original: Function, context: Context) -> Function:
         replica = getattr(self, ATTRIBUTE, None)
         if not replica:
             return original(self, *args, **kwargs)
-        blocks: Sequence[int] = ()
+        blocks: Sequence[Any] = ()
         before: Sequence[Any] = ()
         try:
             block, request, group, position = arguments_of(self, *args, **kwargs)
@@ -84,21 +84,22 @@ def evict(original: Function, context: Context) -> Function:
         replica = getattr(self, ATTRIBUTE, None)
         if not replica:
             return original(self, *args, **kwargs)
-        leaving: list[Any] = []
-        blocks: Sequence[int] = ()
-        keys: Sequence[Any] = ()
+        blocks: list[Any] = []
+        keys: list[Any] = []
         try:
             (count,) = count_of(self, *args, **kwargs)
             hash_of = replica.block_hash_of
             block = self.free_block_queue.fake_free_list_head.next_free_block
             # The queue's last element is no block: it has no key.
             while count > 0 and block is not None:
-                if hash_of(block) is not None:
-                    leaving.append(block)
+                key = hash_of(block)
+                if key is not None:
+                    blocks.append(block)
+                    keys.append(key)
                 block = block.next_free_block
                 count -= 1
-            if leaving:
-                blocks, keys = _keys_of(replica, self, leaving)
+            if keys and self.cached_block_hashes_by_block:
+                blocks, keys = _keys_of(replica, self, blocks)
         except Exception as error:
             swallow("the evict hook", error)
         result = original(self, *args, **kwargs)
@@ -120,7 +121,7 @@ def withdraw(original: Function, context: Context) -> Function:
         replica = getattr(self, ATTRIBUTE, None)
         if not replica:
             return original(self, *args, **kwargs)
-        blocks: Sequence[int] = ()
+        blocks: Sequence[Any] = ()
         keys: Sequence[Any] = ()
         try:
             (ids,) = ids_of(self, *args, **kwargs)
@@ -138,32 +139,30 @@ def withdraw(original: Function, context: Context) -> Function:
     return wrapper
 
 
-def _keys_of(replica: Replica, pool: Any, blocks: Sequence[Any]) -> tuple[list[int], list[Any]]:
-    """Return, in parallel, the ids of the blocks that carry a key and their keys; a block may carry several."""
+def _keys_of(replica: Replica, pool: Any, blocks: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return, in parallel, the blocks that carry a key and their keys; a block may carry several."""
     hash_of = replica.block_hash_of
     keyed = [block for block in blocks if hash_of(block) is not None]
-    ids = [block.block_id for block in keyed]
     keys = list(map(hash_of, keyed))
     more = pool.cached_block_hashes_by_block
     if more:
-        for block in keyed:
+        for block in keyed[:]:
             extra = [key for key in more.get(block.block_id, ()) if key != hash_of(block)]
-            ids += [block.block_id] * len(extra)
+            keyed += [block] * len(extra)
             keys += extra
-    return ids, keys
+    return keyed, keys
 
 
-def _emit_removed(replica: Replica, blocks: Sequence[int], keys: Sequence[Any], reason: str, context: Context) -> None:
-    """Report those of `keys` of which no copy is left: one copy of several is no loss."""
+def _emit_removed(replica: Replica, blocks: Sequence[Any], keys: Sequence[Any], reason: str, context: Context) -> None:
+    """Report those of `keys` of which no copy is left, each once: one copy of several is no loss."""
     cached = replica.cached_keys
-    if any(key in cached for key in keys):
-        pairs = [(block, key) for block, key in zip(blocks, keys, strict=True) if key not in cached]
-        blocks, keys = [block for block, _ in pairs], [key for _, key in pairs]
-    if len(set(keys)) < len(keys):
-        one = dict(zip(keys, blocks, strict=True))
-        keys, blocks = list(one), list(one.values())
-    if keys:
-        context.emit((pack.evict, replica, time_ns(), blocks, keys, reason))
+    if len(keys) == 1:
+        if keys[0] not in cached:
+            context.emit((pack.evict, replica, time_ns(), blocks, keys, reason))
+        return
+    gone = {key: block for key, block in zip(keys, blocks, strict=True) if key not in cached}
+    if gone:
+        context.emit((pack.evict, replica, time_ns(), list(gone.values()), list(gone), reason))
 
 
 def reset(original: Function, context: Context) -> Function:

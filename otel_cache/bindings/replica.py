@@ -11,6 +11,7 @@ from typing import Any
 from otel_cache.bindings import settings
 from otel_cache.bindings.key_table import KeyTable
 from otel_cache.bindings.probe import find_function, stored_attribute
+from otel_cache.errors import BindingError
 from otel_cache.fingerprints import Chain, Printer
 from otel_cache.keys import digest
 from otel_cache.semconv import names
@@ -70,7 +71,7 @@ class Replica:
     pool: Any
     cached_keys: Container[Any]
     block_hash_of: Callable[[Any], Any]
-    key_of: Callable[[Any, int], Any]
+    key_suffixes: list[bytes]
     group_of: Callable[[Any], int]
     request_of: Callable[[Any], Any]
     keys: KeyTable
@@ -164,7 +165,7 @@ def attach(
         pool=pool,
         cached_keys=_cached_keys(cache),
         block_hash_of=attrgetter(stored_attribute(block_class, "block_hash")),
-        key_of=find_function("vllm.v1.core.kv_cache_utils", "make_block_hash_with_group_id"),
+        key_suffixes=_key_suffixes(len(attributes[names.GROUPS_BLOCK_SIZE])),
         group_of=find_function("vllm.v1.core.kv_cache_utils", "get_group_id"),
         request_of=_request_finder(scheduler),
         keys=KeyTable(attributes[names.NUM_BLOCKS] + 1),
@@ -185,6 +186,20 @@ def employ(worker: Any, replica_id: str) -> Worker:
 def _cached_keys(cache: Any) -> Container[Any]:
     inner = getattr(cache, "_cache", None)
     return inner if isinstance(inner, dict) else _Cached(cache)
+
+
+def _key_suffixes(groups: int) -> list[bytes]:
+    """Return what a group's keys have behind the hash of the block.
+
+    Raises:
+        BindingError: this vLLM makes its keys in another way.
+
+    """
+    make = find_function("vllm.v1.core.kv_cache_utils", "make_block_hash_with_group_id")
+    suffixes = [bytes(make(b"", group)) for group in range(groups)]
+    if any(make(b"hash", group) != b"hash" + suffix for group, suffix in enumerate(suffixes)):
+        raise BindingError("vLLM's keys are not a block's hash with its group behind it")
+    return suffixes
 
 
 def _request_finder(scheduler: Any) -> Callable[[Any], Any]:
