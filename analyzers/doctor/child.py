@@ -19,8 +19,9 @@ def look() -> dict[str, Any]:
     found["plugin"] = REGISTER in {point.value for point in importlib.metadata.entry_points(group=GROUP)}
     try:
         from otel_cache.bindings.settings import is_tested, vllm_version
-        from otel_cache.instrumentor import examine
+        from otel_cache.instrumentor import TARGETS, examine
 
+        found["hooks"] = [target.hook for target in TARGETS]
         found["version"] = vllm_version()
         found["tested"] = is_tested(found["version"])
         found["verdicts"] = [vars(verdict) for verdict in examine()]

@@ -30,7 +30,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Found:
-    """What the child found; `error` is what vLLM raised, or why there is no answer."""
+    """What the child found; `error` is what vLLM raised, or why there is no answer.
+
+    `hooks` are all that there are, `verdicts` those of this vLLM: where one takes the place of another it alone is there.
+    """
 
     installed: bool
     origin: str = ""
@@ -39,11 +42,7 @@ class Found:
     tested: bool = False
     verdicts: list[Verdict] = field(default_factory=list)
     error: str = ""
-
-    @property
-    def hooks(self) -> list[str]:
-        """The hooks that there are."""
-        return [verdict.hook for verdict in self.verdicts]
+    hooks: list[str] = field(default_factory=list)
 
 
 def look(folder: Path | None) -> Found:
