@@ -32,7 +32,7 @@ class Verdict:
 class Found:
     """What the child found; `error` is what vLLM raised, or why there is no answer.
 
-    `hooks` are all that there are, `verdicts` those of this vLLM: where one takes the place of another it alone is there.
+    `hooks` are all that there are, `verdicts` those that this vLLM would get: some take the place of others.
     """
 
     installed: bool
