@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sidecar.collectors import Collector
 
-from .support import Engine
+from .support import Engine, workload
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +50,18 @@ def collector() -> Iterator[Collector]:
     service.start()
     yield service
     service.stop()
+
+
+@pytest.fixture(scope="session")
+def untraced() -> Iterator[Callable[[int], Any]]:
+    """What vLLM says of each request of `workload(count)`, from a process without the instrumentation."""
+    place = Path(tempfile.mkdtemp(prefix="oc-", dir="/tmp"))
+    known: dict[int, Any] = {}
+
+    def run(count: int) -> Any:
+        if count not in known:
+            known[count] = Engine(place / str(count), workload(count), traced=False).results()
+        return known[count]
+
+    yield run
+    shutil.rmtree(place)

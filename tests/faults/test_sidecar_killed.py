@@ -30,10 +30,9 @@ KILLS = int(os.environ.get("OTEL_CACHE_TEST_KILLS", "100"))
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
-def test_killed_at_random_a_hundred_times(engine):
+def test_killed_at_random_a_hundred_times(engine, untraced):
     scenario = workload(150 * KILLS)
-    bare = engine("bare", scenario, traced=False)
-    expected = bare.results()
+    expected = untraced(150 * KILLS)
     traced = engine("traced", scenario)
     (traced.folder / "slow").touch()
     wait_until(lambda: traced.steps, 120)
@@ -69,10 +68,9 @@ def test_killed_at_random_a_hundred_times(engine):
     assert coverage.missing_records == missing
 
 
-def test_told_to_leave_it_loses_nothing(engine):
-    scenario = workload(900)
-    expected = engine("bare", scenario, traced=False).results()
-    traced = engine("traced", scenario)
+def test_told_to_leave_it_loses_nothing(engine, untraced):
+    expected = untraced(600)
+    traced = engine("traced", workload(600))
     (traced.folder / "slow").touch()
     for turn in range(3):
         wait_until(lambda turn=turn: len(traced.steps) > 300 * (turn + 1), 120)
@@ -96,11 +94,10 @@ def test_told_to_leave_it_loses_nothing(engine):
     assert not any(each.lost.get("unexplained") or each.lost.get("unknown") for each in analysis.lookups)
 
 
-def test_a_sidecar_that_is_stopped_for_a_while_loses_nothing(engine):
+def test_a_sidecar_that_is_stopped_for_a_while_loses_nothing(engine, untraced):
     """It does not read: the engine's sender waits, and connects again, to the same one."""
-    scenario = workload(600)
-    expected = engine("bare", scenario, traced=False).results()
-    traced = engine("traced", scenario)
+    expected = untraced(600)
+    traced = engine("traced", workload(600))
     (traced.folder / "slow").touch()
     wait_until(lambda: len(traced.steps) > 300, 120)
     (process,) = sidecars(traced.socket)
