@@ -23,7 +23,12 @@ def schedule(original: Function, context: Context) -> Function:
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         replica = getattr(self, ATTRIBUTE, None)
         if replica is None:
-            replica = _attach(self, context)
+            try:
+                replica = _attach(self, context)
+            except Exception as error:
+                swallow("reading a scheduler's settings", error)
+                replica = False
+                setattr(self, ATTRIBUTE, replica)
         start = time_ns()
         output = original(self, *args, **kwargs)
         if replica is not False:
@@ -36,35 +41,19 @@ def schedule(original: Function, context: Context) -> Function:
     return wrapper
 
 
-def _attach(scheduler: Any, context: Context) -> Any:
-    try:
-        replica = context.attach(scheduler)
-        context.emit((pack.announce, replica, time_ns()))
-        return replica
-    except Exception as error:
-        swallow("reading a scheduler's settings", error)
-        setattr(scheduler, ATTRIBUTE, False)
-        return False
+def _attach(scheduler: Any, context: Context) -> Replica:
+    replica = context.attach(scheduler)
+    context.emit((pack.announce, replica, time_ns()))
+    return replica
 
 
 def _step(replica: Replica, scheduler: Any, output: Any, start: int, context: Context) -> None:
-    replica.steps += 1
-    span = replica.next_context()
-    setattr(output, STAMP, (replica.steps, span, replica.id))
-    context.emit(
-        (
-            pack.step,
-            replica,
-            output,
-            replica.steps,
-            span,
-            start,
-            time_ns(),
-            len(scheduler.running),
-            len(scheduler.waiting),
-            replica.pool.get_usage(),
-        )
-    )
+    replica.steps = index = replica.steps + 1
+    span = (replica.contexts or replica.draw_contexts()).pop()
+    setattr(output, STAMP, (index, span, replica.id))
+    free = replica.pool.free_block_queue.num_free_blocks
+    running, waiting = len(scheduler.running), len(scheduler.waiting)
+    context.emit((pack.step, replica, output, index, span, start, time_ns(), running, waiting, free))
 
 
 def update(original: Function, context: Context) -> Function:
