@@ -16,8 +16,6 @@ from otel_cache.sidecar.spans import SpanData
 
 TRACES = 65_536
 """Traces whose decision is remembered: for samplers that would not decide alike a second time."""
-_ALWAYS = ALWAYS_ON.get_description()
-_UNLESS_CALLER = DEFAULT_ON.get_description()
 _OF_STEPS = frozenset([names.STEP, names.EXECUTE])
 
 
@@ -34,13 +32,13 @@ class TraceSampler:
         """Read the environment."""
         self._sampler = TracerProvider(shutdown_on_exit=False).sampler
         self.description = self._sampler.get_description()
-        self.always = self.description in (_ALWAYS, _UNLESS_CALLER)
+        self.always = self._sampler is ALWAYS_ON or self._sampler is DEFAULT_ON
         self._decided: OrderedDict[int, bool] = OrderedDict()
 
     def keeps(self, span: SpanData) -> bool:
         """Return whether the trace of `span` goes out."""
         if self.always:  # by far the most common: not a look-up for each span
-            return span.context.sampled is not False or self.description == _ALWAYS
+            return span.context.sampled is not False or self._sampler is ALWAYS_ON
         trace = span.context.trace_id
         decision = self._decided.get(trace)
         if decision is None:
