@@ -21,7 +21,7 @@ def schedule(original: Function, context: Context) -> Function:
     """Wrap `Scheduler.schedule`: a record per step, and the scheduler's first sight."""
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        replica = getattr(self, ATTRIBUTE, None)
+        replica: Any = getattr(self, ATTRIBUTE, None)
         if replica is None:
             try:
                 replica = _attach(self, context)
