@@ -4,17 +4,17 @@ The form is that of the OpenTelemetry file exporter and of the collector's: came
 lower-case hex, 64-bit integers as decimal strings, enumerations as integers.
 """
 
+import json
 import logging
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import isfinite, isnan
 from typing import Any
-
-import msgspec
 
 from otel_cache.errors import UsageError
 from otel_cache.package import SCOPE, VERSION
-from otel_cache.sidecar.ids import Context
 from otel_cache.sidecar.resource import ReplicaResource
 from otel_cache.sidecar.spans import SpanData, SpanLink
 
@@ -23,7 +23,9 @@ _logger = logging.getLogger(__name__)
 _KIND_INTERNAL = 1
 _FLAG_KNOWS_REMOTE = 0x100
 _FLAG_REMOTE = 0x200
-_encoder = msgspec.json.Encoder()
+_MAX_KEYS = 1024
+_quote = json.encoder.encode_basestring
+_SCOPE = f'{{"name":{_quote(SCOPE)},"version":{_quote(VERSION)}}}'
 
 
 class JsonLinesWriter:
@@ -82,65 +84,77 @@ class JsonLinesWriter:
 
 def encode_line(spans: Sequence[SpanData]) -> bytes:
     """Return `spans` as one line, with its newline."""
-    by_resource: dict[ReplicaResource, list[dict[str, Any]]] = {}
+    by_resource: dict[ReplicaResource, list[str]] = {}
     for span in spans:
         by_resource.setdefault(span.resource, []).append(_span(span))
-    scope = {"name": SCOPE, "version": VERSION}
     groups = [
-        {"resource": _resource(resource), "scopeSpans": [{"scope": scope, "spans": group}]}
+        f'{{"resource":{_resource(resource)},"scopeSpans":[{{"scope":{_SCOPE},"spans":[{",".join(group)}]}}]}}'
         for resource, group in by_resource.items()
     ]
-    return _encoder.encode({"resourceSpans": groups}) + b"\n"
+    # Environment variables may hold bytes that are no text; JSON may not.
+    return f'{{"resourceSpans":[{",".join(groups)}]}}\n'.encode("utf-8", "replace")
 
 
-def _resource(resource: ReplicaResource) -> msgspec.Raw:
+def _resource(resource: ReplicaResource) -> str:
     # The same for every line of a replica's life: written once.
     if resource.json is None:
-        resource.json = _encoder.encode({"attributes": _attributes(resource.attributes)})
-    return msgspec.Raw(resource.json)
+        resource.json = f'{{"attributes":{_attributes(resource.attributes)}}}'
+    return resource.json
 
 
-def _span(span: SpanData) -> dict[str, Any]:
-    result: dict[str, Any] = _context(span.context)
-    if span.trace_state:
-        result["traceState"] = span.trace_state
-    if span.parent is not None:
-        result["parentSpanId"] = f"{span.parent.span_id:016x}"
-    result["flags"] = _FLAG_KNOWS_REMOTE | (_FLAG_REMOTE if span.remote_parent else 0)
-    result["name"] = span.name
-    result["kind"] = _KIND_INTERNAL
-    result["startTimeUnixNano"] = str(span.start)
-    result["endTimeUnixNano"] = str(span.end)
-    result["attributes"] = _attributes(span.attributes)
-    if span.links:
-        result["links"] = [_link(link) for link in span.links]
-    result["status"] = {}
-    return result
+def _span(span: SpanData) -> str:
+    trace_id, span_id, _ = span.context
+    state = f'"traceState":{_quote(span.trace_state)},' if span.trace_state else ""
+    parent = f'"parentSpanId":"{span.parent[1]:016x}",' if span.parent is not None else ""
+    flags = _FLAG_KNOWS_REMOTE | (_FLAG_REMOTE if parent and span.remote_parent else 0)
+    links = f'"links":[{",".join(map(_link, span.links))}],' if span.links else ""
+    return (
+        f'{{"traceId":"{trace_id:032x}","spanId":"{span_id:016x}",{state}{parent}"flags":{flags},'
+        f'"name":{_quote(span.name)},"kind":{_KIND_INTERNAL},"startTimeUnixNano":"{span.start}",'
+        f'"endTimeUnixNano":"{span.end}","attributes":{_attributes(span.attributes)},{links}"status":{{}}}}'
+    )
 
 
-def _link(link: SpanLink) -> dict[str, Any]:
-    result = _context(link.context)
-    if link.attributes:
-        result["attributes"] = _attributes(link.attributes)
-    result["flags"] = _FLAG_KNOWS_REMOTE
-    return result
+def _link(link: SpanLink) -> str:
+    trace_id, span_id, _ = link.context
+    attributes = f'"attributes":{_attributes(link.attributes)},' if link.attributes else ""
+    return f'{{"traceId":"{trace_id:032x}","spanId":"{span_id:016x}",{attributes}"flags":{_FLAG_KNOWS_REMOTE}}}'
 
 
-def _context(context: Context) -> dict[str, Any]:
-    return {"traceId": f"{context.trace_id:032x}", "spanId": f"{context.span_id:016x}"}
+def _attributes(attributes: Mapping[str, Any]) -> str:
+    parts: list[str] = []
+    for name, value in attributes.items():
+        key = _key(name)
+        kind = type(value)
+        if kind is int:
+            parts.append(f'{key}{{"intValue":"{value}"}}}}')
+        elif kind is str:
+            parts.append(f'{key}{{"stringValue":{_quote(value)}}}}}')
+        else:
+            parts.append(f"{key}{_value(value)}}}")
+    return f"[{','.join(parts)}]"
 
 
-def _attributes(attributes: Any) -> list[dict[str, Any]]:
-    return [{"key": key, "value": _value(value)} for key, value in attributes.items()]
+@lru_cache(maxsize=_MAX_KEYS)
+def _key(name: str) -> str:
+    return f'{{"key":{_quote(name)},"value":'
 
 
-def _value(value: Any) -> dict[str, Any]:
-    if isinstance(value, str):
-        return {"stringValue": value}
-    if isinstance(value, bool):
-        return {"boolValue": value}
-    if isinstance(value, int):
-        return {"intValue": str(value)}
-    if isinstance(value, float):
-        return {"doubleValue": value}
-    return {"arrayValue": {"values": [_value(element) for element in value]}}
+def _value(value: Any) -> str:
+    kind = type(value)
+    if kind is str:
+        return f'{{"stringValue":{_quote(value)}}}'
+    if kind is bool:
+        return '{"boolValue":true}' if value else '{"boolValue":false}'
+    if kind is int:
+        return f'{{"intValue":"{value}"}}'
+    if kind is float:
+        return f'{{"doubleValue":{_double(value)}}}'
+    return f'{{"arrayValue":{{"values":[{",".join(map(_value, value))}]}}}}'
+
+
+def _double(value: float) -> str:
+    # JSON has no numbers for these; Protobuf's JSON writes their names.
+    if isfinite(value):
+        return repr(value)
+    return '"NaN"' if isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'

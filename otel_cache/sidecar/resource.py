@@ -29,7 +29,7 @@ class ReplicaResource(Resource):
 
     """
 
-    json: bytes | None = None
+    json: str | None = None
     protobuf: bytes | None = None
 
     __hash__ = object.__hash__

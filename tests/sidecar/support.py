@@ -193,7 +193,7 @@ def parse_lines(path: Path) -> list[ExportTraceServiceRequest]:
 
 def parse_line(line: Any) -> ExportTraceServiceRequest:
     """Return what one line holds, of which JSON's own parser has made values."""
-    return ParseDict(_rewrite_ids(line), ExportTraceServiceRequest())
+    return ParseDict(rewrite_ids(line), ExportTraceServiceRequest())
 
 
 def read_lines(path: Path) -> list[Read]:
@@ -237,13 +237,14 @@ def wait_until(condition: Callable[[], Any], seconds: float = 15) -> Any:
     return result
 
 
-def _rewrite_ids(value: Any) -> Any:
+def rewrite_ids(value: Any) -> Any:
+    """Return OTLP JSON with its ids in base64, as protobuf's own parser wants them."""
     if isinstance(value, list):
-        return [_rewrite_ids(each) for each in value]
+        return [rewrite_ids(each) for each in value]
     if isinstance(value, dict):
         return {
             key: b64encode(bytes.fromhex(each)).decode() if key in ("traceId", "spanId", "parentSpanId") else
-            _rewrite_ids(each)
+            rewrite_ids(each)
             for key, each in value.items()
         }  # fmt: skip
     return value
