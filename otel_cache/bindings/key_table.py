@@ -55,6 +55,9 @@ class KeyTable:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, key: Any) -> bool:
+        return key in self._entries
+
     def add(
         self, keys: Sequence[Any], group: int, positions: Sequence[int], prints: bytes, sums: bytes, extra: bytes,
         time: int,

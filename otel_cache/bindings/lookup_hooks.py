@@ -1,6 +1,5 @@
 """The hooks on prefix lookups: each calls the original once and hands its result back untouched."""
 
-from collections.abc import Sequence
 from time import time_ns
 from typing import Any
 
@@ -10,7 +9,6 @@ from otel_cache.bindings.probe import extractor
 from otel_cache.bindings.replica import ATTRIBUTE, Replica
 from otel_cache.faults import swallow
 
-MAX_PROBES = 64
 OUTCOME = "otel_cache_lookup"
 """Attribute of a request: what its latest lookup asked for and got."""
 
@@ -96,26 +94,7 @@ def _emit(
         context.emit((pack.repeated, replica, request, start, time_ns(), step, outcome))
         return
     setattr(request, OUTCOME, outcome)
-    above = [] if skipped else _stored_above(replica, request.block_hashes, hit, limit)
-    context.emit((pack.lookup, replica, request, start, time_ns(), step, outcome, above))
-
-
-def _stored_above(replica: Replica, hashes: Sequence[Any], hit: int, limit: int) -> list[int | None]:
-    """Return per group the nearest hit-grid position above the hit at which it holds a key; None: none nearby."""
-    grid, unit = replica.alignment, replica.hash_block
-    last = min(limit, len(hashes) * unit, hit + MAX_PROBES * grid)
-    positions = range(hit + grid, last + 1, grid)
-    cached = replica.cached_keys
-    found: list[int | None] = []
-    for group, block_size in enumerate(replica.block_sizes):
-        suffix = replica.key_suffixes[group]
-        ends = positions if replica.partial_hits or grid % block_size == 0 else _multiples(positions, block_size)
-        found.append(next((p for p in ends if hashes[p // unit - 1] + suffix in cached), None))
-    return found
-
-
-def _multiples(positions: range, block_size: int) -> list[int]:
-    return [position for position in positions if position % block_size == 0]
+    context.emit((pack.lookup, replica, request, start, time_ns(), step, outcome))
 
 
 def finder(original: Function, context: Context) -> Function:

@@ -29,6 +29,8 @@ from otel_cache.records import Step as StepRecord
 from otel_cache.semconv.grid import common_grid
 from otel_cache.semconv.positions import compress_positions
 
+MAX_PROBES = 64
+
 
 def announce(number: int, source: Replica | Worker, time: int) -> list[Record]:
     """A scheduler or a worker was seen for the first time."""
@@ -37,7 +39,6 @@ def announce(number: int, source: Replica | Worker, time: int) -> list[Record]:
 
 def lookup(
     number: int, replica: Replica, request: Any, start: int, end: int, step: int, outcome: tuple[Any, ...],
-    above: list[int | None],
 ) -> list[Record]:  # fmt: skip
     """One call of the local prefix lookup."""
     tokens, limit, hit, uncached, skipped, connector, passes = outcome
@@ -67,7 +68,7 @@ def lookup(
         uncached=uncached,
         skipped=skipped,
         passes=[GroupPass(*one) for one in passes],
-        above=above,
+        above=[] if skipped else _stored_above(replica, request.block_hashes, hit, limit),
         fingerprints=values,
         hit_fingerprint=hit_value,
         ladder=ladder,
@@ -86,6 +87,19 @@ def lookup(
         connector=connector,
     )
     return [record]
+
+
+def _stored_above(replica: Replica, hashes: Sequence[Any], hit: int, limit: int) -> list[int | None]:
+    """Return per group the nearest hit-grid position above the hit at which it holds a key; None: none nearby."""
+    grid, unit, keys = replica.alignment, replica.hash_block, replica.keys
+    # Where one group decides alone, a hit ends where its keys do, or one step before.
+    probes = MAX_PROBES if len(replica.block_sizes) > 1 else 1
+    positions = range(hit + grid, min(limit, len(hashes) * unit, hit + probes * grid) + 1, grid)
+    found: list[int | None] = []
+    for block_size, suffix in zip(replica.block_sizes, replica.key_suffixes, strict=True):
+        ends = (p for p in positions if replica.partial_hits or p % block_size == 0)
+        found.append(next((p for p in ends if hashes[p // unit - 1] + suffix in keys), None))
+    return found
 
 
 def _earlier(replica: Replica, request: Any, state: RequestState, hit: int) -> bytes:
@@ -139,7 +153,7 @@ def repeated(
     """The latest lookup of a request was made again, with the same outcome."""
     state = replica.requests.get(request.request_id)
     if state is None or state.outcome != outcome:
-        return lookup(number, replica, request, start, end, step, outcome, [])
+        return lookup(number, replica, request, start, end, step, outcome)
     return [RepeatedLookup(number, replica.handle, start, end, request.request_id, step)]
 
 
@@ -254,7 +268,7 @@ def reset(number: int, replica: Replica, time: int) -> list[Record]:
 
 def step(
     number: int, replica: Replica, output: Any, index: int, context: bytes, start: int, end: int, running: int,
-    waiting: int, usage: float,
+    waiting: int, free: int,
 ) -> list[Record]:  # fmt: skip
     """`Scheduler.schedule` returned `output`."""
     scheduled: dict[str, int] = output.num_scheduled_tokens
@@ -300,7 +314,7 @@ def step(
         admitted=admitted,
         finished=finished,
         preempted=list(getattr(output, "preempted_req_ids", None) or ()),
-        usage=usage,
+        usage=1 - free / replica.usable_blocks,
         owners=_block_owners(replica, output),
         context=context,
     )

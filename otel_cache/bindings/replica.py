@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -69,6 +69,7 @@ class Replica:
     fingerprint_key: bytes
     printer: Printer
     pool: Any
+    usable_blocks: int
     cached_keys: Container[Any]
     block_hash_of: Callable[[Any], Any]
     key_suffixes: list[bytes]
@@ -77,21 +78,18 @@ class Replica:
     keys: KeyTable
     passes: list[tuple[Any, ...]] | None = None
     steps: int = 0
-    _contexts: Iterator[bytes] = field(default_factory=lambda: iter(()))
+    contexts: list[bytes] = field(default_factory=list)
 
     requests: OrderedDict[str, RequestState] = field(default_factory=OrderedDict)
     prefilling: set[str] = field(default_factory=set)
     storing: set[str] = field(default_factory=set)
     evicted_blocks: set[int] = field(default_factory=set)
 
-    def next_context(self) -> bytes:
-        """Return random ids for a span: many are drawn at once, from the system, which nobody can have seeded."""
-        context = next(self._contexts, b"")
-        if not context:
-            drawn = os.urandom(CONTEXT_BYTES * 256)
-            self._contexts = iter([drawn[at : at + CONTEXT_BYTES] for at in range(0, len(drawn), CONTEXT_BYTES)])
-            context = next(self._contexts)
-        return context
+    def draw_contexts(self) -> list[bytes]:
+        """Return random ids for spans, made anew: many at once, from the system, which nobody can have seeded."""
+        drawn = os.urandom(CONTEXT_BYTES * 256)
+        self.contexts = [drawn[at : at + CONTEXT_BYTES] for at in range(0, len(drawn), CONTEXT_BYTES)]
+        return self.contexts
 
     def request_state(self, request: Any) -> RequestState:
         """Return the state of a live `request`, made on first sight."""
@@ -163,6 +161,8 @@ def attach(
         fingerprint_key=fingerprint_key,
         printer=printer,
         pool=pool,
+        # One block is the null block.
+        usable_blocks=max(attributes[names.NUM_BLOCKS] - 1, 1),
         cached_keys=_cached_keys(cache),
         block_hash_of=attrgetter(stored_attribute(block_class, "block_hash")),
         key_suffixes=_key_suffixes(len(attributes[names.GROUPS_BLOCK_SIZE])),
