@@ -21,12 +21,13 @@ def identities(values: bytes, key: bytes) -> "array[int]":
     found = array("Q")
     found.frombytes(values[: len(values) // FINGERPRINT_BYTES * FINGERPRINT_BYTES])
     if key:
-        mix = _mix(key)
+        mix = mix_of(key)
         return array("Q", (identity ^ mix for identity in found))
     return found
 
 
-def _mix(key: bytes) -> int:
+def mix_of(key: bytes) -> int:
+    """Return what a key digest does to an identity, by exclusive or; 0 without a key."""
     return int.from_bytes(key[:FINGERPRINT_BYTES].ljust(FINGERPRINT_BYTES, b"\0"), "little") if key else 0
 
 
@@ -39,7 +40,7 @@ class Prompt:
         marks: (end of the tokens it covers, identity), ascending, of all that a lookup names beside the chain.
         tokens: tokens of the request at its lookup.
         whole: identity of all of them; `UNKNOWN` where it is not named.
-        key: digest of the extra keys.
+        key: digest of the extra keys; `lora` and `salt` are those of the adapter and of the cache salt alone.
 
     """
 
@@ -48,11 +49,13 @@ class Prompt:
     tokens: int
     whole: int
     key: bytes
+    lora: bytes = b""
+    salt: bytes = b""
 
     @property
     def mix(self) -> int:
         """What the key does to every identity, by exclusive or; 0 without a key."""
-        return _mix(self.key)
+        return mix_of(self.key)
 
 
 class PromptBook:
@@ -73,7 +76,8 @@ class PromptBook:
         grid = common_grid(row["hit_tokens"], row["prompt_tokens"])
         marks = list(zip(grid, common, strict=False))
         whole = identities(row["prompt_digest"] or b"", key)
-        return Prompt(chain, marks, row["prompt_tokens"], whole[0] if whole else UNKNOWN, key)
+        end = whole[0] if whole else UNKNOWN
+        return Prompt(chain, marks, row["prompt_tokens"], end, key, row["lora"] or b"", row["salt"] or b"")
 
     def extend(self, prompt: Prompt, settings: Settings, first: int, values: bytes) -> int:
         """Append what a store names from position `first` on; return the index of the first new entry."""

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from analyzers import model
@@ -10,7 +10,7 @@ from analyzers.events import Event, Holes, events_of, successors
 from analyzers.finders import agree
 from analyzers.ladder import Explained, Scene, Seen, explain
 from analyzers.producers import Producers
-from analyzers.prompts import UNKNOWN, Prompt, PromptBook, contains, last_mark, marks_of, plain_marks
+from analyzers.prompts import UNKNOWN, Prompt, PromptBook, contains, last_mark, marks_of, mix_of, plain_marks
 from analyzers.residency import Loss, Residency, View
 from analyzers.seen import SeenPrefixes
 from analyzers.settings import Settings, read_settings
@@ -91,6 +91,7 @@ class Replay:
         self._books: dict[tuple[str, int, int], PromptBook] = {}
         self._seen = SeenPrefixes()
         self._plain = SeenPrefixes()
+        self._same_key, self._same_lora, self._same_salt = SeenPrefixes(), SeenPrefixes(), SeenPrefixes()
         # Replicas whose fingerprints do not compare meet on the common grid; each kind remembers its own.
         self._seen_by: dict[tuple[str, int, int], SeenPrefixes] = {}
         self._mixed = len(set(self._kinds)) > 1
@@ -202,7 +203,7 @@ class Replay:
             prompt = self._prompts[name] = Prompt(array("Q"), [], 0, UNKNOWN, b"")
         if row["values"]:
             begin = self._book(life).extend(prompt, settings, row["first"], row["values"])
-            self._remember(Prompt(prompt.chain, [], 0, UNKNOWN, prompt.key), name, begin)
+            self._remember(replace(prompt, marks=[], tokens=0, whole=UNKNOWN), name, begin)
         if 0 <= row["group"] < len(settings.groups):
             self.caches[life].store(row, prompt.chain)
 
@@ -212,20 +213,40 @@ class Replay:
         same = other = 0
         relative = other_key = None
         mix = prompt.mix
+        plain = plain_marks(row)
         for end, identity in marks_of(prompt, settings):
             if end > same and (index := self._seen.find(identity, name)) is not None:
                 same, relative = end, self._lookup_of[index]
             if self._keyed and end > other and (index := self._plain.find(identity ^ mix, name)) is not None:
                 other, other_key = end, self._lookup_of[index]
-        for end, identity in plain_marks(row):
+        for end, identity in plain:
             if end > other and (index := self._plain.find(identity, name)) is not None:
                 other, other_key = end, self._lookup_of[index]
+        if other > same:
+            tokens = plain or [(end, identity ^ mix) for end, identity in marks_of(prompt, settings)]
+            other_key = self._nearest_key(prompt, name, [mark for mark in tokens if mark[0] >= other], other_key)
         return Seen(min(same, prompt.tokens), min(max(same, other), prompt.tokens)), relative, other_key
+
+    def _nearest_key(
+        self, prompt: Prompt, name: Name, tokens: Sequence[tuple[int, int]], found: int | None
+    ) -> int | None:
+        """Return a lookup that had the `tokens` under the same key but for its items, adapter or salt; else `found`."""
+        for seen, key in (
+            (self._seen, prompt.key),
+            (self._same_key, prompt.key),
+            (self._same_lora, prompt.lora),
+            (self._same_salt, prompt.salt),
+        ):
+            for _, identity in tokens:
+                if (index := seen.find(identity ^ mix_of(key), name)) is not None:
+                    return self._lookup_of[index]
+        return found
 
     def _remember(self, prompt: Prompt, name: Name, begin: int, plain: Iterable[tuple[int, int]] = ()) -> None:
         """Note the prefixes of `prompt` from entry `begin` of its chain on, as those of the latest lookup of `name`."""
         index = self._seen.begin(name)
-        self._plain.begin(name)
+        for seen in (self._plain, self._same_key, self._same_lora, self._same_salt):
+            seen.begin(name)
         self._latest_lookup.setdefault(name, len(self.replayed) - 1)
         self._lookup_of.append(self._latest_lookup[name])
         known = array("Q", prompt.chain[begin:])
@@ -234,8 +255,12 @@ class Replay:
             known.append(prompt.whole)
         self._seen.add(known, index)
         if self._keyed:
-            self._plain.add((identity ^ prompt.mix for identity in known), index)
-            self._plain.add((identity for _, identity in plain), index)
+            tokens = [identity ^ prompt.mix for identity in known]
+            items = [identity for _, identity in plain]
+            self._plain.add((*tokens, *items), index)
+            self._same_key.add((identity ^ prompt.mix for identity in items), index)
+            for seen, key in ((self._same_lora, prompt.lora), (self._same_salt, prompt.salt)):
+                seen.add((identity ^ mix_of(key) for identity in (*tokens, *items)), index)
         if self._mixed:
             seen = self._seen_by.setdefault(self._kinds[name[0]], SeenPrefixes(self._seen))
             seen.add((identity for _, identity in prompt.marks), index)

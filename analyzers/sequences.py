@@ -158,7 +158,12 @@ def pattern(hits: Sequence[int]) -> str:
     if "hit" not in words:
         return "never hits"
     positive = [hit for hit in hits if hit]
-    if words[0] == "miss" and "miss" not in words[1:] and any(a < b for a, b in pairwise(positive)):
+    if (
+        words[0] == "miss"
+        and "miss" not in words[1:]
+        and positive[0] < positive[-1]
+        and all(a <= b for a, b in pairwise(positive))
+    ):
         return "short-then-full"
     while len(words) > 1 and words[-1] == words[-2]:
         words.pop()

@@ -20,6 +20,8 @@ from analyzers.reporters.paint import BOLD, GREEN, PLAIN, RED, YELLOW, Paint
 from analyzers.reporters.pools import capacity_section, fleet_section
 from analyzers.reporters.selection import Lookups, avoidable, brought, by_design, select_lookups, uncertain
 
+MAX_PLAIN = 5
+"""Sequences that are shown though nothing avoidable was lost in them."""
 MAX_ROWS = 50
 """Rows of a list that is shown without having been asked for in full."""
 TOP = 3
@@ -205,8 +207,10 @@ def _field(name: str, said: str, width: int) -> list[str]:
 def _sequences(analysis: Analysis, width: int, paint: Paint) -> list[str]:
     if not analysis.sequences:
         return []
-    # In time, but those with something to say first.
-    shown = sorted(analysis.sequences, key=lambda sequence: not sequence.cause)[:MAX_ROWS]
+    # In time, but those with something to say first; of the others a few.
+    telling = [sequence for sequence in analysis.sequences if sequence.cause][:MAX_ROWS]
+    plain = [sequence for sequence in analysis.sequences if not sequence.cause]
+    shown = telling + plain[:MAX_PLAIN]
     lines = [paint(BOLD, f"Sequences ({len(analysis.sequences):,})")]
     for sequence in shown:
         names = [shorten(request, 24) for request in _ends(sequence.requests)]
