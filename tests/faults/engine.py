@@ -61,6 +61,10 @@ def run(folder: Path, name: str) -> None:
     from analyzers.vllm_lab.driver import run_scenario
     from analyzers.vllm_lab.scenario import parse_scenario
 
+    # The lab writes its model into the working folder.
+    place = folder / Path(name).stem
+    place.mkdir()
+    os.chdir(place)
     ran = run_scenario(parse_scenario(json.loads((folder / "scenario.json").read_text())))
     (folder / name).write_bytes(msgspec.json.encode(ran.requests))
 
@@ -81,7 +85,6 @@ def main(folder: Path, options: list[str]) -> None:
     """Run the scenario."""
     import vllm  # noqa: F401
 
-    os.chdir(folder)
     follow(folder)
     if "--seeded" in options:
         import numpy

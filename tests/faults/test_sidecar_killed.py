@@ -27,7 +27,7 @@ from .support import (
 )
 
 KILLS = int(os.environ.get("OTEL_CACHE_TEST_KILLS", "100"))
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 
 def test_killed_at_random_a_hundred_times(engine, untraced):
