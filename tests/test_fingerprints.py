@@ -27,7 +27,9 @@ def prefix(tokens: list[int], end: int, items: list[tuple[int, bytes]] | None = 
     weights = struct.unpack(f"<{2 * end}Q", stream)
     sums = [0, 0]
     for row in (0, 1):
-        sums[row] = sum((token % 2**32 + 1) * weight for token, weight in zip(tokens[:end], weights[row::2], strict=True))
+        sums[row] = sum(
+            (token % 2**32 + 1) * weight for token, weight in zip(tokens[:end], weights[row::2], strict=True)
+        )
         for offset, identifier in items or []:
             if offset < end:
                 drawn = blake2b(offset.to_bytes(8, "big") + identifier, key=KEY, digest_size=16).digest()
@@ -43,9 +45,7 @@ def cipher(purpose: str, mode: modes.Mode):  # type: ignore[no-untyped-def]
 @given(
     TOKENS, st.sampled_from([1, 3, 16, 64, 100]), st.integers(0, 3), st.lists(st.integers(0, 700), max_size=4), ITEMS
 )
-def test_chain(
-    tokens: list[int], step: int, lookahead: int, stops: list[int], items: list[tuple[int, bytes]]
-) -> None:
+def test_chain(tokens: list[int], step: int, lookahead: int, stops: list[int], items: list[tuple[int, bytes]]) -> None:
     """However a chain grew, its fingerprints are those of the prefixes, lookahead and items included."""
     chain = Chain(PRINTER, step, lookahead, items)
     for stop in sorted(min(stop, len(tokens)) for stop in stops):
@@ -81,6 +81,17 @@ def test_resumed(
     assert resumed.sums_between(position, whole.upto) == whole.sums_between(position, whole.upto)
     assert resumed.common(position + lookahead, len(tokens)) == whole.common(position + lookahead, len(tokens))
     assert resumed.whole() == whole.whole()
+
+
+@given(TOKENS, st.integers(1, 64), st.integers(0, 3))
+def test_resumed_from_nothing(tokens: list[int], step: int, lookahead: int) -> None:
+    """A chain that begins anew covers its first tokens too, whatever its keys look ahead."""
+    whole, again = Chain(PRINTER, step, lookahead), Chain(PRINTER, step, lookahead)
+    for chain in (whole, again):
+        chain.extend(tokens, len(tokens))
+    again.resume(0, (0, 0))
+    again.extend(tokens, len(tokens))
+    assert (again.whole(), again.between(0, again.upto)) == (whole.whole(), whole.between(0, whole.upto))
 
 
 @given(TOKENS, TOKENS, TOKENS)

@@ -281,7 +281,7 @@ def step(
     prefilling.update(admitted)
     chunks: list[Chunk] = []
     prefill_tokens = 0
-    for name in [*prefilling, *(replica.storing - prefilling)]:
+    for name in sorted(prefilling | replica.storing):  # in one order, whatever the process
         count = scheduled.get(name)
         if count is None:
             continue
