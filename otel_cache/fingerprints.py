@@ -136,7 +136,7 @@ class Chain:
         return self.base + len(self._values) // FINGERPRINT_BYTES * self._step
 
     def resume(self, position: int, sums: Sums) -> None:
-        """Go on from `position`, whose sums (`sums_between`) another chain of the same tokens has told; from 0: begin."""
+        """Go on from `position`, whose sums (`sums_between`) another chain of the same tokens has told; 0: begin."""
         # The sums of a position cover the lookahead behind it.
         self.base, self._tokens, self._now = position, position + self._lookahead if position else 0, sums
         self._values.clear()
