@@ -9,10 +9,12 @@ from vllm_versions import VERSIONS, lane_folder, missing_vllm
 from analyzers.vllm_lab.run import LabWorker
 
 WITHOUT = "--without-vllm"
+TRACE = "OTEL_CACHE_MOONCAKE"
 
 # Without its bytecode cache every import of vLLM takes a minute instead of seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 _left_out = 0
+_without_trace = 0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse to start where vLLM is missing and nobody asked for a run without it."""
+    config.addinivalue_line("markers", f"mooncake: replays the trace that {TRACE} names; left out without it")
     config.addinivalue_line("markers", f"vllm: runs the real vLLM; left out with {WITHOUT}")
     if not config.getoption(WITHOUT):
         problem = missing_vllm()
@@ -37,8 +40,13 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what needs vLLM where that was asked for."""
-    global _left_out
+    """Deselect what needs a trace that is not there, and what needs vLLM where that was asked for."""
+    global _left_out, _without_trace
+    if not os.environ.get(TRACE):
+        traced = [item for item in items if item.get_closest_marker("mooncake")]
+        _without_trace = len(traced)
+        items[:] = [item for item in items if not item.get_closest_marker("mooncake")]
+        config.hook.pytest_deselected(items=traced)
     if not config.getoption(WITHOUT):
         return
     left_out = [item for item in items if item.get_closest_marker("vllm")]
@@ -48,7 +56,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say that a run without vLLM is not the whole."""
+    """Say that a run without vLLM, or without the trace, is not the whole."""
+    if _without_trace:
+        terminalreporter.write_line(f"{_without_trace} tests of a trace were left out: {TRACE} names none")
     if config.getoption(WITHOUT):
         terminalreporter.write_line(f"{_left_out} tests that run the real vLLM were left out by {WITHOUT}")
 
