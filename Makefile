@@ -1,6 +1,7 @@
 # make demo    the main job on vLLM's own scheduler: a prompt whose second send misses, and why
 # make test    everything that must pass
 # make semconv    the names' module and reference page, from otel_cache/semconv/registry
+# make bench   what it costs: the scheduler, the engine, the sidecar; half an hour on a machine with nothing else to do
 # make conformance    the same scenarios on every vLLM version that is supported
 # All do their set-up themselves; set PYTHON to choose the interpreter (3.11 to 3.14).
 
@@ -11,7 +12,7 @@ unexport PYTHONPATH
 .NOTPARALLEL:
 .PHONY: setup demo test test-fast conformance semconv lint format clean distclean
 
-LANES := 0.28.0 0.33.0
+LANES := 0.28.0 0.30.0 0.33.0
 ALL_VERSIONS := 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0
 BIN := .venv/bin
 
@@ -45,6 +46,11 @@ conformance:
 semconv:
 	@scripts/setup.sh venv
 	$(BIN)/python -m scripts.semconv
+
+bench:
+	@scripts/setup.sh venv
+	@scripts/setup.sh vllm
+	$(BIN)/python -m benchmarks
 
 lint:
 	@scripts/setup.sh venv

@@ -1,8 +1,9 @@
 """What the instrumentation costs vLLM's scheduler: the same steps without it, with it, and with an SDK span per record.
 
 One workload per process, forked from one that has imported vLLM: the same requests, the same steps, so that step k of
-one is step k of the other. They run in turns of some steps, and who is not at turn is stopped, sender thread and all. What is timed is `schedule()` plus `update_from_output()`, in a loop
-without a forward pass: the sender thread has no other time than the scheduler's.
+one is step k of the other. They run in turns of some steps, and who is not at turn is stopped, sender thread and all.
+What is timed is `schedule()` plus `update_from_output()`, in a loop without a forward pass: the sender thread has no
+other time than the scheduler's.
 
     python benchmarks/scheduler_overhead.py [--rounds N] [--only 2000/16]
 """
@@ -27,10 +28,10 @@ BUDGET = 8192
 CASES = {
     "2000/16": (2_000, 16, 1_200),
     "2000/1600": (2_000, 1_600, 1_200),
-    "32000/16": (32_000, 16, 600),
-    "32000/1600": (32_000, 1_600, 600),
-    "100000/16": (100_000, 16, 500),
-    "100000/1600": (100_000, 1_600, 500),
+    "32000/16": (32_000, 16, 800),
+    "32000/1600": (32_000, 1_600, 800),
+    "100000/16": (100_000, 16, 600),
+    "100000/1600": (100_000, 1_600, 600),
 }
 """Prompt tokens, block size, measured steps."""
 TURN_STEPS = 20
@@ -50,7 +51,7 @@ class Load:
             groups.insert(0, {"kind": "mamba", "layers": 3})
         engine = {
             "block_size": block,
-            "num_gpu_blocks": (RUNNING + 6) * len(groups) * (prompt // block + 12) + 100,
+            "num_gpu_blocks": (RUNNING + 6) * (prompt // block + 12) * (4 if block > 16 else 1) + 100,
             "max_num_seqs": RUNNING,
             "max_num_batched_tokens": BUDGET,
             "max_model_len": 262_144,

@@ -1,0 +1,84 @@
+"""All measurements, one after the other: `python -m benchmarks [--only NAME]...`; `make bench` is the same.
+
+Each is a script of its own that prints a JSON object; what README and docs promise is taken out of them, printed, and
+written to `build/bench.json`, a flat object. The machine should have nothing else to do.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+RESULT = FOLDER.parent / "build" / "bench.json"
+
+
+def hot_path(found: dict[str, Any]) -> dict[str, float]:
+    """What a record costs the scheduler's thread."""
+    return {
+        "hot_path_ratio_lookup": found["lookup"]["ratio"],
+        "hot_path_ratio_step": found["step"]["ratio"],
+        "hot_path_us_lookup": found["lookup"]["record_us"],
+        "hot_path_us_step": found["step"]["record_us"],
+    }
+
+
+def scheduler_overhead(found: dict[str, Any]) -> dict[str, float]:
+    """What everything costs the scheduler: the mean over the cases, and each of them."""
+    cases = list(found.values())
+    flat = {
+        "scheduler_overhead_percent": sum(case["on"]["overhead_percent"] for case in cases) / len(cases),
+        "scheduler_overhead_percent_sdk": sum(case["sdk"]["overhead_percent"] for case in cases) / len(cases),
+        "scheduler_p99_ratio": sum(case["on"]["p99_ratio"] for case in cases) / len(cases),
+    }
+    for name, case in found.items():
+        key = name.replace("/", "_")
+        flat[f"scheduler_overhead_percent_{key}"] = case["on"]["overhead_percent"]
+        flat[f"scheduler_p99_ratio_{key}"] = case["on"]["p99_ratio"]
+    return flat
+
+
+def engine_load(found: dict[str, Any]) -> dict[str, float]:
+    """What a user of the server sees."""
+    return {
+        "engine_throughput_ratio": found["throughput_ratio"],
+        "engine_throughput_ratio_noise": found["throughput_ratio_noise"],
+        "engine_p99_first_token_ratio": found["p99_first_token_ratio"],
+        "engine_p99_first_token_ratio_noise": found["p99_first_token_ratio_noise"],
+    }
+
+
+def sidecar_export(found: dict[str, Any]) -> dict[str, float]:
+    """What the sidecar takes in and sends out."""
+    return {name: float(found[name]) for name in ("sidecar_spans_per_s", "sidecar_lost", "sidecar_rss_highest_mib")}
+
+
+MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, float]]] = {
+    "hot_path": hot_path,
+    "scheduler_overhead": scheduler_overhead,
+    "sidecar_export": sidecar_export,
+    "engine_load": engine_load,
+}
+
+
+def main() -> None:
+    """Measure, print, and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=MEASUREMENTS, action="append")
+    options = parser.parse_args()
+    RESULT.parent.mkdir(exist_ok=True)
+    flat: dict[str, float] = json.loads(RESULT.read_text()) if RESULT.exists() and options.only else {}
+    for name in options.only or MEASUREMENTS:
+        print(f"measuring {name}", file=sys.stderr)
+        done = subprocess.run([sys.executable, FOLDER / f"{name}.py"], stdout=subprocess.PIPE, text=True, check=True)
+        for key, value in MEASUREMENTS[name](json.loads(done.stdout)).items():
+            flat[key] = round(value, 3)
+            print(f"  {key:48} {flat[key]:>12}")
+        RESULT.write_text(json.dumps(flat, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
