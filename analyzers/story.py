@@ -1,5 +1,6 @@
 """One request's story: what happened before it, to it and because of it, in time."""
 
+import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ def stories(capture: Capture, request: str) -> list[Story]:
         result for result in analysis.lookups if result.request_id == request or (result.life, result.request_id) in ids
     ]
     if not found:
-        near = [result.request_id for result in analysis.lookups if result.request_id.startswith(request[:8])][:3]
+        near = difflib.get_close_matches(request, [result.request_id for result in analysis.lookups], n=3)
         hint = f"; there are {', '.join(near)}" if near else ""
         raise UsageError(f"{request}: the capture has no lookup of a request with this id{hint}")
     return [Story(result, sorted(_moments(capture, analysis, result))) for result in found]

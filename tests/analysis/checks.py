@@ -26,6 +26,7 @@ def check(analysis: Analysis, said: LabResult) -> None:
     assert {lookup.request_id: lookup.hit_tokens for lookup in analysis.lookups} == {
         request.request_id: request.hit_tokens for request in said.requests
     }
+    assert not [finding for finding in analysis.findings if finding.severity == "error"]
     for lookup in analysis.lookups:
         assert lookup.hit_tokens + sum(lookup.lost.values()) == lookup.prompt_tokens, lookup
         assert lookup.predicted_hit_tokens == lookup.hit_tokens, lookup

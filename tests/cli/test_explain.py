@@ -1,0 +1,86 @@
+"""`otel-cache explain`, and the options of `analyze` that choose and that fail, as processes."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_analyze import run
+
+EXAMPLE = Path(str(files("analyzers") / "examples" / "model_case.jsonl"))
+
+
+def test_a_story_has_the_ladder_the_groups_and_a_time_line() -> None:
+    done = run("explain", "repeat-0", EXAMPLE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    for said in (
+        "Request repeat-0 on replica-0: hit 0 of 11,910 tokens, predicted 0",
+        "  11,910  11,200     710  tail",
+        "  11,200   9,600   1,600  speculative_drop",
+        "   9,600       0   9,600  shifted_boundary",
+        "at 9,600: computed, refused by the mask",
+        "cold      groups 0, 1, 2 of the chunk 8,000 to 9,600: refused 9600",
+        "looked up 11,910 tokens, hit 0, and was admitted with 0",
+    ):
+        assert said in done.stdout, done.stdout
+    times = [float(line.split()[0].replace(",", "")) for line in done.stdout.split("what\n")[1].splitlines()
+             if line.startswith("  ") and line.split()[0][0] in "+-" and line.split()[0][1:2].isdigit()]  # fmt: skip
+    assert times == sorted(times)
+    assert times[0] < 0 < times[-1]
+
+
+def test_a_request_that_is_not_there() -> None:
+    done = run("explain", "repeat-9", EXAMPLE)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "repeat-9: the capture has no lookup of a request with this id; there are repeat-" in done.stderr
+
+
+@pytest.mark.parametrize(("rules", "code"), [("evicted", 0), ("shifted-boundary", 1), ("evicted, shifted-boundary", 1)])
+def test_fail_on(rules: str, code: int) -> None:
+    """The report is written either way."""
+    done = run("analyze", EXAMPLE, "--fail-on", rules)
+    assert done.returncode == code
+    assert "Of 47,640 prompt tokens" in done.stdout
+
+
+def test_fail_on_a_rule_that_does_not_exist() -> None:
+    done = run("analyze", EXAMPLE, "--fail-on", "shifted_boundary")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no rule 'shifted_boundary'; there are" in done.stderr
+
+
+def chosen(*options: str) -> list[str]:
+    """Return the lookups of a report with these options."""
+    done = run("analyze", EXAMPLE, "--format", "json", *options)
+    assert done.returncode == 0, done.stderr
+    return [lookup["request_id"] for lookup in json.loads(done.stdout)["lookups"]]
+
+
+def test_a_choice_of_lookups() -> None:
+    everything = ["cold", "repeat-0", "repeat-1", "repeat-2"]
+    assert chosen() == chosen("--replica", "replica-0") == chosen("--family", "repeat-2") == everything
+    assert chosen("--since", "0s", "--until", "0s") == ["cold"]
+    assert chosen("--since", "1ms") == everything[1:]
+    assert chosen("--since", "2100-01-01") == chosen("--until", "2000-01-01T00:00:00+02:00") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--since", "yesterday"], "--since yesterday: neither a time such as"),
+        (["--until", "10"], "--until 10: neither"),
+        (["--replica", "r9"], "--replica r9: not in the capture; there are replica-0"),
+        (["--family", "x"], "--family x: no request of the capture has this id"),
+    ],
+)
+def test_a_choice_that_is_none(options: list[str], said: str) -> None:
+    done = run("analyze", EXAMPLE, *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_top() -> None:
+    assert "What would give most back" in run("analyze", EXAMPLE).stdout
+    assert "What would give most back" not in run("analyze", EXAMPLE, "--top", "0").stdout
