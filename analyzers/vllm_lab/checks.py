@@ -28,6 +28,8 @@ def _check_engine(engine: Engine) -> None:
             raise ScenarioError(f"engine.groups[{index}]: a sliding_window group needs window, in tokens")
         if group.kind != "sliding_window" and group.window is not None:
             raise ScenarioError(f"engine.groups[{index}].window: only a sliding_window group has a window")
+        if group.kind != "sliding_window" and group.replay:
+            raise ScenarioError(f"engine.groups[{index}].replay: only a sliding_window group can be rebuilt by replay")
         if group.draft and engine.speculative is None:
             raise ScenarioError(f"engine.groups[{index}].draft: there is no drafter without engine.speculative")
     sizes = engine.block_sizes()

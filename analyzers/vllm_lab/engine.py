@@ -224,9 +224,30 @@ def _group_spec(group: Group, engine: Engine) -> Any:
             num_speculative_blocks=engine.speculative.num_speculative_tokens if engine.speculative else 0,
         )
     attention = {"block_size": group.block_size, "num_kv_heads": 2, "head_size": 64, "dtype": torch.bfloat16}
+    if group.replay:
+        return _replayed_spec(group)
     if group.kind == "sliding_window":
         return known(SlidingWindowSpec, sliding_window=group.window, **attention)
     return known(FullAttentionSpec, **attention)
+
+
+def _replayed_spec(group: Group) -> Any:
+    """Return the description of a window that is not cached: after a hit its last tokens are computed again."""
+    import torch
+    from vllm.v1 import kv_cache_interface
+
+    kind = kv_cache_interface.SlidingWindowMLASpec
+    if "bounded_replay" not in _field_names(kind):
+        raise LabError("engine.groups: replay: this vLLM caches every window; replay came with 0.31")
+    return known(
+        kind,
+        block_size=group.block_size,
+        num_kv_heads=1,
+        head_size=64,
+        dtype=torch.bfloat16,
+        sliding_window=group.window,
+        bounded_replay=True,
+    )
 
 
 def _block_sizes(engine: Engine, kv_cache: Any, config: Any) -> tuple[int, int]:

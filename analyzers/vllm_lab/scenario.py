@@ -47,13 +47,14 @@ Vocabulary = Annotated[int, msgspec.Meta(ge=1000, le=(1 << 31) - 1)]
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`layers` KV-cache groups of one kind; `window` only and always for sliding_window."""
+    """`layers` KV-cache groups of one kind; `window` only and always for sliding_window, `replay` there alone."""
 
     kind: Kind
     layers: Few = 1
     block_size: Positive | None = None
     window: Positive | None = None
     draft: bool = False
+    replay: bool = False
 
 
 class Speculative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

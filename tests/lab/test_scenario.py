@@ -164,6 +164,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "window": (put("engine", "groups", 0, "window", value=8), "engine.groups[0].window: only a sliding_window group"),
     "draft": (put("engine", "groups", 1, "draft", value=True), "engine.groups[1].draft: there is no drafter"),
+    "replay": (
+        put("engine", "groups", 0, "replay", value=True),
+        "engine.groups[0].replay: only a sliding_window group",
+    ),
     "retention": (
         put("engine", "prefix_cache_retention_interval", value=1000),
         "engine.prefix_cache_retention_interval: 1000 is no multiple of the scheduler block, 1600",

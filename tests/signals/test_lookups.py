@@ -10,6 +10,7 @@ from conftest import Labs
 from lab.cases import EXTERNAL, FULL, HYBRID, request, resent, scenario, shipped
 from vllm_versions import VERSIONS
 
+from otel_cache.errors import LabError
 from otel_cache.semconv import names
 from signals.spans import Run, positions, traced
 
@@ -212,21 +213,43 @@ def test_a_connector_with_attention_alone(lab: Labs, tmp_path: Path, version: st
     assert [(sent.local_tokens, sent.external_tokens) for sent in run.said.requests] == [(0, 900), (496, 404)]
 
 
+REPLAYED = [{"kind": "sliding_window", "window": 128, "replay": True}, *FULL]
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_hit_that_admission_discards(lab: Labs, tmp_path: Path, version: str) -> None:
-    """A hit that ends inside a block, 4,992 of 5,000 tokens, and a connector that has one token less than all.
+    """Since 0.31 a window may be rebuilt instead of cached: of a hit its last 128 tokens are computed again."""
+    case = scenario(resent(1000, 1), REPLAYED)
+    if version in ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0"):
+        with pytest.raises(LabError, match="this vLLM caches every window"):
+            lab[version].run(case, tmp_path / "s.jsonl")
+        return
+    run = traced(lab[version], case, tmp_path / "s.jsonl")
+    said = run.said.request("repeat")
+    assert (said.local_tokens, said.hit_tokens) == (992, 992 - 128)
+    (span,) = admitted(run, "repeat")
+    assert span[names.LOOKUP_HIT_TOKENS] == 992
+    assert span[names.LOOKUP_ADMITTED_TOKENS] == said.hit_tokens
+    assert span[names.LOOKUP_DISCARDED_TOKENS] == 128
+    assert span.get(names.LOOKUP_EXTERNAL_TOKENS) is None
 
-    From 0.27 on vLLM gives up the 192 tokens beyond the last full block of 1,600 for the connector's 199; 0.26 asks
-    the connector for what lies beyond its hit.
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_connector_that_continues_inside_a_block(lab: Labs, tmp_path: Path, version: str) -> None:
+    """A hit that ends inside a block, 4,992 of 5,000 tokens, and a connector that has all tokens but the last.
+
+    What came from outside are the 7 tokens beyond the hit. From 0.27 on vLLM has the connector bring 199: it begins at
+    the last full block of 1,600, though the cache has 192 of these tokens.
     """
     own = EXTERNAL | {"extra": {"upto": 4999, "only": "repeat"}}
     engine = {"block_size": 1600, "prefix_match_unit": 16, "connector": own}
     run = traced(lab[version], scenario(resent(5000, 1), HYBRID, **engine), tmp_path / "s.jsonl")
-    check_admissions(run)
-    lookup = run.one(names.LOOKUP, "repeat")
-    assert lookup[names.LOOKUP_HIT_TOKENS] == 4992
-    brought = {"0.26.0": (None, 7)}.get(version, (192, 199))
-    assert (lookup.get(names.LOOKUP_DISCARDED_TOKENS), lookup[names.LOOKUP_EXTERNAL_TOKENS]) == brought
+    said = run.said.request("repeat")
+    assert (said.local_tokens, said.external_tokens) == ((4992, 7) if version == "0.26.0" else (4800, 199))
+    (span,) = admitted(run, "repeat")
+    assert span[names.LOOKUP_HIT_TOKENS] == 4992
+    assert span[names.LOOKUP_ADMITTED_TOKENS] == said.hit_tokens == 4999
+    assert span[names.LOOKUP_EXTERNAL_TOKENS] == 7
 
 
 @pytest.mark.parametrize("version", VERSIONS)
