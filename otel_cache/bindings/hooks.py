@@ -125,7 +125,8 @@ def execute(original: Function, context: Context) -> Function:
         try:
             (output,) = output_of(self, *args, **kwargs)
             stamp = getattr(output, STAMP, None)
-            if stamp is not None:
+            # A step that scheduled nothing has no span either.
+            if stamp is not None and output.total_num_scheduled_tokens:
                 index, span, replica_id = stamp
                 worker = getattr(self, ATTRIBUTE, None)
                 if worker is None:
