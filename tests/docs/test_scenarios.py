@@ -38,7 +38,7 @@ def test_every_key(name: str) -> None:
 
 def test_the_example_is_a_scenario() -> None:
     """What the page shows can be read."""
-    (block,) = blocks(TEXT, "yaml")
+    block, *_ = blocks(TEXT, "yaml")
     assert parse_scenario(yaml.safe_load(block)).requests
 
 
