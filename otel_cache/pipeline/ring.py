@@ -3,7 +3,8 @@
 from collections import deque
 from typing import Any
 
-CAPACITY = 65_536
+CAPACITY = 16_384
+"""Seconds of a busy engine; an event may hold a step's output, some kilobytes of it."""
 
 
 class Ring:
