@@ -63,3 +63,22 @@ def test_retention_as_in_effect(lab: Labs, tmp_path: Path, version: str) -> None
         seen.append(analysis.replicas["replica-0"]["vllm.kv_cache.retention_interval"])
     minor = version_tuple(version)[1]
     assert seen == (["dense"] * 2 if minor <= 28 else ["dense", "0"] if minor == 29 else ["0"] * 2)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_prompt_that_fills_its_last_block(lab: Labs, tmp_path: Path, version: str, asynchronous: bool) -> None:
+    """6,400 = 4 * 1,600 tokens, retention 0, no speculation: a resend can use 4,800, which 0.32 keeps first."""
+    engine = {"prefix_cache_retention_interval": 0, "speculative": None, "async_scheduling": asynchronous}
+    case = shipped("model_case", **engine) | {"requests": resent(6400)}
+    first = 4800 if version_tuple(version) >= (0, 32) else 0
+    assert hits(analyzed(lab[version], case, tmp_path / "spans.jsonl")) == [0, first, 4800]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_early_branch(lab: Labs, tmp_path: Path, version: str, asynchronous: bool) -> None:
+    """A prompt that leaves an earlier one just before its last aligned boundary misses in every version."""
+    case = shipped("early_branch", async_scheduling=asynchronous)
+    hit = 9600 if version_tuple(version) >= (0, 33) else 8000
+    assert hits(analyzed(lab[version], case, tmp_path / "spans.jsonl")) == [0, 0, hit, hit]
