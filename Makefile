@@ -41,7 +41,8 @@ conformance:
 	@scripts/setup.sh venv
 	@scripts/setup.sh vllm
 	@for version in $(filter-out 0.32.0,$(ALL_VERSIONS)); do scripts/setup.sh lane $$version || exit 1; done
-	VLLM_VERSIONS="$(ALL_VERSIONS)" $(BIN)/pytest tests/conformance tests/analysis/test_prediction.py
+	VLLM_VERSIONS="$(ALL_VERSIONS)" $(BIN)/pytest tests/conformance tests/analysis/test_prediction.py tests/analysis/test_reference.py \
+		tests/analysis/test_interventions.py tests/analysis/test_layouts.py
 
 semconv:
 	@scripts/setup.sh venv
