@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from socket import SHUT_WR
 from typing import Any
 
 import pytest
@@ -97,7 +98,7 @@ def record(send: Callable[[Path, str], bytes]) -> dict[str, bytes]:
             sidecar = subprocess.Popen(
                 [sys.executable, "-c", SIDECAR, "--socket", folder / "s", "--out", folder / "out.jsonl",
                  "--endpoint", f"http://localhost:{collector.port}"],
-                stdout=stderr, stderr=stderr, env=os.environ | {config.SPOOL: str(spool)},
+                stdout=stderr, stderr=stderr, env=os.environ | {config.SPOOL: str(spool), "OTEL_EXPORTER_OTLP_TIMEOUT": "1"},
             )  # fmt: skip
         try:
             wait_until(lambda: is_listening(str(folder / "s")) or sidecar.poll() is not None)
@@ -189,6 +190,10 @@ def test_what_would_leave_is_found(place: str) -> None:
     def send(folder: Path, socket: str) -> bytes:
         peer = Peer(socket, hello())
         peer.send(replica(0), planted(place), lookup(2, "other"), step(3, admitted={"q": 0, "other": 0}), done(4))
+        # All that it answers has to be read: a socket that is closed before loses what it sent.
+        peer.socket.shutdown(SHUT_WR)
+        while peer.socket.recv(1 << 16):
+            pass
         peer.close()
         return b""
 
