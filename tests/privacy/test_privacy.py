@@ -98,7 +98,8 @@ def record(send: Callable[[Path, str], bytes]) -> dict[str, bytes]:
             sidecar = subprocess.Popen(
                 [sys.executable, "-c", SIDECAR, "--socket", folder / "s", "--out", folder / "out.jsonl",
                  "--endpoint", f"http://localhost:{collector.port}"],
-                stdout=stderr, stderr=stderr, env=os.environ | {config.SPOOL: str(spool), "OTEL_EXPORTER_OTLP_TIMEOUT": "1"},
+                stdout=stderr, stderr=stderr,
+                env=os.environ | {config.SPOOL: str(spool), "OTEL_EXPORTER_OTLP_TIMEOUT": "1"},
             )  # fmt: skip
         try:
             wait_until(lambda: is_listening(str(folder / "s")) or sidecar.poll() is not None)
