@@ -81,3 +81,28 @@ def test_a_prompt_without_fingerprints_is_unknown(lab: Labs, tmp_path: Path) -> 
     nameless = capture.lookups.with_columns(pl.lit(b"").alias(name) for name in names)
     for lookup in analyze(replace(capture, lookups=nameless)).lookups:
         assert dict(lookup.lost) == {"unknown": 1000 - lookup.hit_tokens}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_request_that_reads_no_cache(lab: Labs, tmp_path: Path, version: str) -> None:
+    """vLLM was told not to look: `skipped`, and its tokens are there for the next request."""
+    requests = [
+        request("a", ("doc", 1000), skip_prefix_cache=True),
+        request("b", ("doc", 1000), skip_prefix_cache=True),
+    ]
+    case = scenario([*requests, request("c", ("doc", 1000))], FULL)
+    analysis = analyzed(lab[version], case, tmp_path / "s.jsonl")
+    assert [dict(lookup.lost) for lookup in analysis.lookups] == [{"skipped": 1000}, {"skipped": 1000}, {"tail": 8}]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_cache_that_was_cleared(lab: Labs, tmp_path: Path, version: str) -> None:
+    """Without the reset its tokens are served, and nothing else moves."""
+    first, second = request("a", ("doc", 1000)), request("b", ("doc", 1000))
+    before = analyzed(lab[version], scenario([first, second | {"reset": True}], FULL), tmp_path / "before.jsonl")
+    after = analyzed(lab[version], scenario([first, second], FULL), tmp_path / "after.jsonl")
+    assert before.lost == {**after.lost, "reset": 992}
+    assert after.hit_tokens == 992
+    (fact,) = find(before, "b").facts
+    assert (fact.cls, fact.data["replica"], fact.data["groups"]) == ("reset", "replica-0", [0])
+    assert fact.data["before_ms"] > 0

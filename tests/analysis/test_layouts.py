@@ -13,7 +13,7 @@ from otel_cache.errors import LabError
 
 pytestmark = pytest.mark.vllm
 
-REFUSE = ("0.26.0",)
+REFUSE = ("0.26.0", "0.27.1")
 """Versions that take no Mamba group beside smaller blocks."""
 MULTIPLES = [
     {"kind": "full_attention", "block_size": 16},
