@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 STEP = struct.Struct("<qq")
-PAUSE_SECONDS = 0.008
+PAUSE_SECONDS = 0.016
 
 
 def follow(folder: Path) -> None:

@@ -31,8 +31,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 
 def test_killed_at_random_a_hundred_times(engine, untraced):
-    scenario = workload(150 * KILLS)
-    expected = untraced(150 * KILLS)
+    scenario = workload(75 * KILLS)
+    expected = untraced(75 * KILLS)
     traced = engine("traced", scenario)
     (traced.folder / "slow").touch()
     wait_until(lambda: traced.steps, 120)
