@@ -88,7 +88,8 @@ class Capture:
             `drafted_tokens`, `accepted_tokens` i64, `queue_duration`, `time_to_first_token` f64 (seconds); null where
             absent. Its `sequence` may be null.
         usages: what spans of other programs say of a request's tokens: `trace_id`, `span_id`, `parent_span_id`,
-            `name`, `request_id` str, `start`, `end`, `prompt_tokens`, `cache_read_tokens` i64 or null.
+            `name`, `request_id` str, `start`, `end`, `prompt_tokens`, `cache_read_tokens` i64 or null; of a router
+            `router_keys`, the prompt's blocks as it counts them, and `router_blocks`, how many of them it saw cached.
         sampled_spans: spans of the evidence that sampling is known to have kept back.
         unexported_spans: spans that found no room on their way to the back end.
         spans: number of spans read, other programs' spans not counted.

@@ -10,10 +10,12 @@ from analyzers.events import Holes
 from analyzers.model import Capacity, Capture, Finding, Fleet, LookupResult, Range
 from analyzers.settings import Settings
 from analyzers.speed import Speed, total_seconds
-from analyzers.usage import disagreements
+from analyzers.usage import disagreements, predictions
 from analyzers.wording import counted, number
 
-RULES = ("reporting", "speculation-net", "routing", "drafter-share", "sampled")
+RULES = ("reporting", "router", "speculation-net", "routing", "drafter-share", "sampled")
+ROUTER_SHARE = 0.1
+"""A router that is off by less than this share of a prompt counts in other blocks, and is right."""
 DRAFTER_SHARE = 0.5
 """A drafter's group that takes more of the pool than this is worth a word."""
 
@@ -32,6 +34,7 @@ def observations(
         *_reporting(capture, results),
         *_speculation(capture, results, settings, known),
         *_routing(fleet, results),
+        *_router(capture, results),
         *_drafters(capacity),
         *_evidence(capture, results, holes),
     ]
@@ -141,6 +144,30 @@ def _routing(fleet: Fleet | None, results: Sequence[LookupResult]) -> list[Findi
             replicas=sorted({result.replica for result in results if result.regret_tokens}),
         )
     ]  # fmt: skip
+
+
+def _router(capture: Capture, results: Sequence[LookupResult]) -> list[Finding]:
+    """Hold what a router saw cached against what the best replica would have hit."""
+    rows = predictions(capture, results)
+    wrong = [row for row in rows if abs(row.predicted - row.real) > ROUTER_SHARE * results[row.result].prompt_tokens]
+    if not wrong:
+        return []
+    worst = max(wrong, key=lambda row: abs(row.predicted - row.real))
+    predicted, real = sum(row.predicted for row in rows), sum(row.real for row in rows)
+    return [
+        Finding(
+            rule="router",
+            summary=f"the router saw other prefixes cached than there were: for {len(wrong)} of {len(rows)} requests",
+            evidence={"requests": len(rows), "wrong": len(wrong), "predicted_tokens": predicted, "real_tokens": real},
+            fix="where it sees more: a router counts attention blocks, and a hit needs the state of every group; where "
+            "it sees less: its events come late, or its hash and block size are not vLLM's",
+            tokens_lost=0,
+            lookup=worst.result,
+            cause=f"it saw {number(worst.predicted)} tokens on a replica, the best would have hit {number(worst.real)}",
+            severity="info",
+            replicas=sorted({results[row.result].replica for row in wrong}),
+        )
+    ]
 
 
 def _drafters(capacity: Sequence[Capacity]) -> list[Finding]:

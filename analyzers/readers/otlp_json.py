@@ -28,8 +28,8 @@ from otel_cache.package import SCOPE
 
 MAX_LINE_BYTES = 256 << 20
 """A longer line is not held in memory but passed over: exporters batch far less."""
-USAGE = b"gen_ai.usage."
-"""What only spans hold that say how many tokens a model was given."""
+TELLING = (b"gen_ai.usage.", b"llm_d.kv_cache.prefix_match.")
+"""What only spans hold that say how many tokens a model was given, or how much of a prompt a router saw cached."""
 
 _ABSENT = msgspec.Raw()
 
@@ -196,9 +196,10 @@ def _find_life(raw: msgspec.Raw, resources: dict[bytes, int | SpanError], find_l
 
 
 def _usages(spans: Sequence[msgspec.Raw], where: str) -> Iterator[FlatSpan]:
-    """Yield the spans of other programs that speak of a model's use of tokens; what is damaged is nothing of ours."""
+    """Yield the spans of other programs that speak of tokens or cached blocks; what is damaged is nothing of ours."""
     for raw in spans:
-        if USAGE in bytes(raw):
+        encoded = bytes(raw)
+        if any(name in encoded for name in TELLING):
             with contextlib.suppress(SpanError):
                 yield _flatten_span(raw, FOREIGN, where)
 

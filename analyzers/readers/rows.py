@@ -41,6 +41,9 @@ CACHE_READ_TOKENS = (
     "gen_ai.usage.prompt_tokens_details.cached_tokens",
 )
 """The names under which other programs say how much of a prompt came from a cache, the newest first."""
+ROUTER_KEYS = ("llm_d.kv_cache.prefix_match.key_count",)
+ROUTER_BLOCKS = ("llm_d.kv_cache.prefix_match.longest_chain",)
+"""Blocks of a prompt as llm-d's router counts them, and the longest run of them that it saw on a replica."""
 MISSING = 3
 """Index of the shared column `missing`: it stands on a span's first row alone, so that a frame's sum is right."""
 
@@ -259,14 +262,15 @@ def request_rows(span: FlatSpan) -> list[Row]:
 
 
 def usage_rows(span: FlatSpan) -> list[Row]:
-    """Return the row of another program's span that says how many tokens a request had; none where it does not."""
+    """Return the row of another program's span that tells of a request's tokens or blocks; none where it does not."""
     attributes = span.attributes
 
     def first(keys: tuple[str, ...], kind: type) -> Any:
         return next((attributes[key] for key in keys if type(attributes.get(key)) is kind), None)
 
     prompt, cached = first(PROMPT_TOKENS, int), first(CACHE_READ_TOKENS, int)
-    if prompt is None and cached is None:
+    keys, blocks = first(ROUTER_KEYS, int), first(ROUTER_BLOCKS, int)
+    if prompt is None and cached is None and not (keys and blocks is not None):
         return []
     ids = (span.trace_id, span.span_id, span.parent_span_id, span.start, max(span.start, span.end), span.name)
-    return [(*ids, first(REQUEST_IDS, str), prompt, cached)]
+    return [(*ids, first(REQUEST_IDS, str), prompt, cached, keys, blocks)]

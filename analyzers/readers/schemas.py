@@ -124,4 +124,6 @@ USAGES: Schema = {
     "request_id": pl.String(),
     "prompt_tokens": pl.Int64(),
     "cache_read_tokens": pl.Int64(),
+    "router_keys": pl.Int64(),
+    "router_blocks": pl.Int64(),
 }

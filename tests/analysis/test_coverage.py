@@ -67,6 +67,20 @@ def test_figures_that_disagree_are_a_finding_of_their_own(
         assert analysis.lookups[finding.lookup or 0].request_id == "repeat-1"
 
 
+@pytest.mark.parametrize(("blocks", "found"), [(20, False), (24, True), (0, True)])
+def test_a_router_s_prediction_is_held_against_the_hit(tmp_path: Path, blocks: int, found: bool) -> None:
+    """llm-d's router saw so many of 24 blocks cached; the request hit 9,600 of 11,910 tokens: 19.3 of them."""
+    router = {"llm_d.kv_cache.prefix_match.key_count": 24, "llm_d.kv_cache.prefix_match.longest_chain": blocks}
+    span = otlp.span("match_block_keys", router, span_id=77)
+    span["traceId"] = request_span("repeat-1")["traceId"]
+    analysis = analyzed(tmp_path, SPANS, [span])
+    findings = [finding for finding in analysis.findings if finding.rule == "router"]
+    assert len(findings) == found
+    for finding in findings:
+        assert finding.evidence["predicted_tokens"] == round(blocks / 24 * 11910)
+        assert finding.evidence["real_tokens"] == 9600
+
+
 @pytest.mark.parametrize(("shift", "skew"), [(0, 0.0), (-3 * MILLISECOND, -3.0), (50 * MILLISECOND, 40.0)])
 def test_clocks_that_differ_show(tmp_path: Path, shift: int, skew: float) -> None:
     """A request that begins before its caller sent it, or after the caller had its answer, 10 ms later."""

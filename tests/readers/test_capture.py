@@ -16,6 +16,7 @@ from analyzers.readers import open_capture, schemas
 from otel_cache.semconv import names
 from tests.readers import otlp
 
+ROUTER = "llm_d.kv_cache.prefix_match."
 FRAMES = ("lookups", "groups", "stores", "evicts", "steps", "requests", "usages")
 SPANS = [
     otlp.store(10, 1),
@@ -215,12 +216,14 @@ def test_what_other_programs_say_of_a_request_is_read_under_every_name(tmp_path:
         otlp.span("chat", {names.USAGE_CACHE_READ_TOKENS: 6}, span_id=92, parent=91),
         otlp.span("chat", {"gen_ai.usage.cost": 0.5}, span_id=93),
         otlp.span("GET", {"http.route": "/"}, span_id=94),
+        otlp.span("match_block_keys", {ROUTER + "key_count": 8, ROUTER + "longest_chain": 3}, span_id=95),
     ]
     foreign = otlp.line(otlp.resource(), spans, scope="vllm.api")
     capture = read(tmp_path, LINES[0], foreign, foreign)
     said = capture.usages.select("name", "request_id", "prompt_tokens", "cache_read_tokens").rows()
-    assert said == [("llm_request", "a", 11910, None), ("chat", None, 7, 5), ("chat", None, None, 6)]
-    assert (capture.spans, capture.foreign_spans) == (1, 10)
+    assert said[:3] == [("llm_request", "a", 11910, None), ("chat", None, 7, 5), ("chat", None, None, 6)]
+    assert capture.usages.select("name", "router_keys", "router_blocks").rows()[3:] == [("match_block_keys", 8, 3)]
+    assert (capture.spans, capture.foreign_spans) == (1, 12)
 
 
 def test_what_sampling_kept_back_is_counted_apart(tmp_path: Path) -> None:
