@@ -221,8 +221,9 @@ def _remember(
 ) -> None:  # fmt: skip
     """Keep what each of `keys` stands for until it leaves the cache."""
     chain, unit = state.chain, replica.hash_block
-    first, last, step = positions[0], positions[-1], positions[1] - positions[0] if len(positions) > 1 else unit
-    if chain is not None and step == unit and chain.base < first and last <= chain.upto and not first % unit:
+    first, last = positions[0], positions[-1]
+    in_a_row = last - first == (len(positions) - 1) * unit  # a group that keeps some leaves gaps
+    if chain is not None and in_a_row and chain.base < first and last <= chain.upto and not first % unit:
         prints, sums = chain.between(first - unit, last), chain.sums_between(first - unit, last)
     else:
         found = [_prefix(replica, request, state, position) for position in positions]
