@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from otel_cache.pipeline.gate import Gate
+
 
 class Direct:
     """Takes the place of the pipeline: each event goes to a function at once, in the scheduler's thread."""
@@ -12,6 +14,7 @@ class Direct:
     def __init__(self, emit: Callable[..., None], end: Callable[[], object]) -> None:
         """Hand events to `emit`, and call `end` when all is over."""
         self.push = emit
+        self.gate = Gate()
         self._end = end
 
     def flush(self, seconds: float = 0.0) -> None:

@@ -36,6 +36,8 @@ _PAIR = Struct("<QQ")
 _SLICE = 4096
 _FEW = 64
 """Tokens below which plain integers are quicker than vectors."""
+_GRID = 256
+"""The common grid is sparser nowhere."""
 _MASK = (1 << 64) - 1
 _TOKEN_MASK = (1 << 32) - 1
 
@@ -68,8 +70,10 @@ class Printer:
 
     def few_weights(self, start: int, end: int) -> tuple["memoryview[int]", "memoryview[int]"]:
         """Return the weights of the tokens [start, end) as plain integers."""
-        self.reserve(end)
         first, second = self._few
+        if end > len(first):
+            self.reserve(end)
+            first, second = self._few
         return first[start:end], second[start:end]
 
     def weights(self, start: int, end: int) -> Words:
@@ -171,19 +175,18 @@ class Chain:
     def _add_few(self, tokens: Sequence[int], start: int, end: int) -> bool:
         """Add `tokens` without vectors, which are slower for a block that was decoded; False where that cannot be."""
         mark = self.upto + self._step + self._lookahead
-        if mark < end or min(tokens) < 0 or common_grid(start, end - 1):
+        marked = mark == end
+        # Most blocks have no position of the common grid in them.
+        common = common_grid(start, end) if start < _GRID or start // _GRID != end // _GRID else ()
+        if mark < end or min(tokens) < 0 or (common and common != [end]):
             return False
         first, second = self._printer.few_weights(start, end)
         one, other = self._now
         one, other = (one + sum(map(mul, tokens, first))) & _MASK, (other + sum(map(mul, tokens, second))) & _MASK
         self._now, self._tokens = (one, other), end
-        common = bool(common_grid(end - 1, end))
-        if mark == end or common:
-            added = [pair for offset, pair in self._items if offset < end]
-            value = self._printer.finish_one(
-                end, one + sum(each for each, _ in added), other + sum(each for _, each in added)
-            )
-            if mark == end:
+        if marked or common:
+            value = self._finish_one(end, one, other)
+            if marked:
                 self._values += value
                 self._sums += _PAIR.pack(one, other)
             if common:
@@ -191,6 +194,12 @@ class Chain:
                 if self._items:
                     self._plain[end] = self._printer.finish_one(end, one, other)
         return True
+
+    def _finish_one(self, mark: int, one: int, other: int) -> bytes:
+        for offset, (first, second) in self._items:
+            if offset < mark:
+                one, other = one + first, other + second
+        return self._printer.finish_one(mark, one, other)
 
     def _take(self, own: int, common: Sequence[int], marks: Positions, sums: Words) -> None:
         values = self._finish(marks, sums)
@@ -212,11 +221,7 @@ class Chain:
 
     def whole(self) -> bytes:
         """Return the fingerprint of all tokens that the chain was extended to."""
-        one, other = self._now
-        for offset, (first, second) in self._items:
-            if offset < self._tokens:
-                one, other = one + first, other + second
-        return self._printer.finish_one(self._tokens, one, other)
+        return self._finish_one(self._tokens, *self._now)
 
     def at(self, position: int) -> bytes:
         """Return the fingerprint at `position`, empty where there is none."""
@@ -224,6 +229,17 @@ class Chain:
             return b""
         end = (position - self.base) // self._step * FINGERPRINT_BYTES
         return bytes(self._values[end - FINGERPRINT_BYTES : end])
+
+    def entry(self, position: int) -> tuple[bytes, bytes] | None:
+        """Return the fingerprint at `position` and its sums, 16 bytes; None where there are none."""
+        index, rest = divmod(position - self.base, self._step)
+        end = index * FINGERPRINT_BYTES
+        if rest or not 0 < end <= len(self._values):
+            return None
+        width = SUMS_BYTES // FINGERPRINT_BYTES
+        return bytes(self._values[end - FINGERPRINT_BYTES : end]), bytes(
+            self._sums[width * end - SUMS_BYTES : width * end]
+        )
 
     def between(self, after: int, upto: int) -> bytes:
         """Return the fingerprints of the positions in (after, upto], one after the other; `after` from `base` on."""

@@ -109,7 +109,7 @@ def install(config: Config | None = None) -> list[str]:
         _replicas.append(ref(replica))
         return replica
 
-    context = Context(emit=pipeline.push, flush=pipeline.flush, attach=make_replica, employ=employ)
+    context = Context(emit=pipeline.push, flush=pipeline.flush, gate=pipeline.gate, attach=make_replica, employ=employ)
     patches = [patch for target in _enabled(settings) for patch in _probe(target, context)]
     for owner, method, wrapped in patches:
         _undo.append((owner, method, vars(owner)[method]))
@@ -170,7 +170,7 @@ class Verdict:
 
 def examine() -> list[Verdict]:
     """Probe every target, those of disabled hooks included, and patch nothing."""
-    context = Context(emit=lambda _: None, flush=lambda: None, attach=_nothing, employ=_nothing)
+    context = Context(emit=lambda _: None, flush=lambda: None, gate=None, attach=_nothing, employ=_nothing)
     verdicts = []
     for target in TARGETS:
         if _left_alone(target):

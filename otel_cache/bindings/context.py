@@ -18,6 +18,7 @@ class Context:
     Attributes:
         emit: takes an event; never blocks, never raises.
         flush: sends what was emitted.
+        gate: has a flag `busy`, which is true while a scheduler works.
         attach: makes a scheduler a replica.
         employ: makes a worker known, given the id of the replica whose step it runs.
 
@@ -25,5 +26,6 @@ class Context:
 
     emit: Callable[[Event], None]
     flush: Callable[[], None]
+    gate: Any
     attach: Callable[[Any], Replica]
     employ: Callable[[Any, str], Worker]

@@ -9,7 +9,7 @@ from typing import Any
 
 from otel_cache.bindings import pack
 from otel_cache.bindings.context import Context, Function
-from otel_cache.bindings.probe import extractor
+from otel_cache.bindings.probe import around, extractor
 from otel_cache.bindings.replica import ATTRIBUTE, Replica
 from otel_cache.faults import swallow
 
@@ -19,6 +19,7 @@ STAMP = "otel_cache_step"
 
 def schedule(original: Function, context: Context) -> Function:
     """Wrap `Scheduler.schedule`: a record per step, and the scheduler's first sight."""
+    gate = context.gate
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         replica: Any = getattr(self, ATTRIBUTE, None)
@@ -30,7 +31,11 @@ def schedule(original: Function, context: Context) -> Function:
                 replica = False
                 setattr(self, ATTRIBUTE, replica)
         start = time_ns()
-        output = original(self, *args, **kwargs)
+        gate.busy = True
+        try:
+            output = original(self, *args, **kwargs)
+        finally:
+            gate.busy = False
         if replica is not False:
             try:
                 _step(replica, self, output, start, context)
@@ -58,31 +63,34 @@ def _step(replica: Replica, scheduler: Any, output: Any, start: int, context: Co
 
 def update(original: Function, context: Context) -> Function:
     """Wrap `Scheduler.update_from_output`: when a step's execution was over, and what was sampled."""
-    arguments_of = extractor(original, "scheduler_output", "model_runner_output")
+    gate = context.gate
 
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def before(self: Any, output: Any, sampled: Any) -> tuple[Replica, int] | None:
         replica = getattr(self, ATTRIBUTE, None)
+        if not replica:
+            return None
+        gate.busy = True
         start = time_ns()
-        if replica:
-            try:
-                output, sampled = arguments_of(self, *args, **kwargs)
-                # vLLM cuts what lies beyond a request's end, and says within the call that the request has ended.
-                if drafts := output.scheduled_spec_decode_tokens:
-                    counts = list(map(len, sampled.sampled_token_ids))
-                    context.emit((pack.verified, replica, drafts, sampled.req_id_to_index, counts))
-            except Exception as error:
-                swallow("the update hook", error)
-        result = original(self, *args, **kwargs)
-        if replica:
-            try:
-                stamp = getattr(arguments_of(self, *args, **kwargs)[0], STAMP, None)
-                if stamp is not None:
-                    context.emit((pack.done, replica, stamp[0], start, time_ns()))
-            except Exception as error:
-                swallow("the update hook", error)
-        return result
+        try:
+            # vLLM cuts what lies beyond a request's end, and says within the call that the request has ended.
+            if drafts := output.scheduled_spec_decode_tokens:
+                counts = list(map(len, sampled.sampled_token_ids))
+                context.emit((pack.verified, replica, drafts, sampled.req_id_to_index, counts))
+        except Exception as error:
+            swallow("the update hook", error)
+        return replica, start
 
-    return wrapper
+    def after(found: tuple[Replica, int], self: Any, output: Any, sampled: Any) -> None:
+        gate.busy = False
+        try:
+            replica, start = found
+            stamp = getattr(output, STAMP, None)
+            if stamp is not None:
+                context.emit((pack.done, replica, stamp[0], start, time_ns()))
+        except Exception as error:
+            swallow("the update hook", error)
+
+    return around(original, before, after, "self", "scheduler_output", "model_runner_output")
 
 
 def finished(original: Function, context: Context) -> Function:

@@ -3,6 +3,7 @@
 A long run of keys is kept in arrays, a short one (a block that was decoded) as plain values: each is quicker so.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,13 +29,8 @@ class Lost(NamedTuple):
     blocks: list[int]
 
 
-class _Entry(NamedTuple):
-    group: int
-    position: int
-    fingerprint: bytes
-    sums: bytes
-    extra: bytes
-    time: int
+_Entry = tuple[int, int, bytes, bytes, bytes, int]
+"""Group, position, fingerprint, sums, extra, time."""
 
 
 class KeyTable:
@@ -70,9 +66,7 @@ class KeyTable:
             size, width = FINGERPRINT_BYTES, SUMS_BYTES
             for index, key in enumerate(keys):
                 value = prints[index * size : (index + 1) * size]
-                entries[key] = _Entry(
-                    group, positions[index], value, sums[index * width : (index + 1) * width], extra, time
-                )
+                entries[key] = (group, positions[index], value, sums[index * width : (index + 1) * width], extra, time)
             return
         rows = self._take(len(keys))
         entries.update(zip(keys, rows, strict=True))
@@ -91,25 +85,47 @@ class KeyTable:
         if known is None:
             return None
         if type(known) is int:
-            return self._prints[known].tobytes(), read_sums(self._sums[known].tobytes())
-        assert isinstance(known, _Entry)
-        return known.fingerprint, read_sums(known.sums)
+            return _bytes(self._prints.item(known)), (self._sums.item(known, 0), self._sums.item(known, 1))
+        assert isinstance(known, tuple)
+        return known[2], read_sums(known[3])
+
+    def fingerprint(self, key: Any) -> bytes:
+        """Return the fingerprint of a key, empty where the cache has none such."""
+        known = self._entries.get(key)
+        if known is None:
+            return b""
+        return _bytes(self._prints.item(known)) if type(known) is int else known[2]  # type: ignore[index]
 
     def remove(self, keys: Sequence[Any], blocks: Sequence[int], time: int) -> tuple[list[Lost], list[int]]:
         """Take out `keys` that `blocks` carried, by group; return besides which indices of them were not known."""
         pop = self._entries.pop
         found = [pop(key, None) for key in keys]
-        if len(found) == 1 and type(found[0]) is _Entry:
-            return [_lost(found[0].group, found, blocks, time)], []
         rows = [index for index, each in enumerate(found) if type(each) is int]
-        lost = self._lost_rows(found, rows, blocks, time) if rows else []
+        lost: list[Lost] = []
+        if len(rows) > _FEW:
+            lost = self._lost_rows(found, rows, blocks, time)
+        elif rows:
+            for index in rows:
+                found[index] = self._entry(found[index])  # type: ignore[arg-type]
+        if len(found) == 1 and (one := found[0]) is not None:
+            group, position, value, _, extra, since = one  # type: ignore[misc]
+            return [Lost(group, [position], value, [extra] if extra else [], [max(time - since, 0)], list(blocks))], []
         by_group: dict[int, list[int]] = {}
-        for index, each in enumerate(found) if len(rows) < len(found) else ():
-            if type(each) is _Entry:
-                by_group.setdefault(each.group, []).append(index)
+        for index, each in enumerate(found) if len(rows) < len(found) or not lost else ():
+            if type(each) is tuple:
+                by_group.setdefault(each[0], []).append(index)
         for group, indices in by_group.items():
             lost.append(_lost(group, [found[index] for index in indices], [blocks[index] for index in indices], time))
         return lost, [index for index, each in enumerate(found) if each is None]
+
+    def _entry(self, row: int) -> _Entry:
+        """Take out a row that no key leads to any more."""
+        self._free.append(row)
+        extra = self._extras.pop(row, b"") if self._extras else b""
+        return (
+            self._groups.item(row), self._positions.item(row), _bytes(self._prints.item(row)), b"", extra,
+            self._times.item(row),
+        )  # fmt: skip
 
     def clear(self) -> None:
         """Forget everything: the cache was reset."""
@@ -169,6 +185,10 @@ class KeyTable:
             setattr(self, name, new)
 
 
+def _bytes(word: int) -> bytes:
+    return word.to_bytes(FINGERPRINT_BYTES, sys.byteorder)
+
+
 def _array(positions: Sequence[int]) -> NDArray[np.int64]:
     if isinstance(positions, range):
         return np.arange(positions.start, positions.stop, positions.step)
@@ -176,12 +196,12 @@ def _array(positions: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _lost(group: int, entries: Sequence[Any], blocks: Sequence[int], time: int) -> Lost:
-    extras = [entry.extra for entry in entries]
+    _, positions, prints, _, extras, times = zip(*entries, strict=True)
     return Lost(
         group,
-        [entry.position for entry in entries],
-        b"".join([entry.fingerprint for entry in entries]),
-        extras if any(extras) else [],
-        [max(time - entry.time, 0) for entry in entries],
+        list(positions),
+        b"".join(prints),
+        list(extras) if any(extras) else [],
+        [max(time - each, 0) for each in times],
         list(blocks),
     )

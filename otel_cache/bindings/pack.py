@@ -115,10 +115,11 @@ def _earlier(replica: Replica, request: Any, state: RequestState, hit: int) -> b
     positions = [hit, *ladder_positions(replica.hash_block, hit)]
     # The common grid takes no lookahead: what of it lies between the hit and the sums' end would be missing.
     if not common_grid(hit, hit + replica.lookahead):
-        known = [_known(replica, request, position) for position in positions]
-        if known[0] is not None and all(known):
-            chain.resume(hit, known[0][1])
-            return b"".join(each[0] for each in known if each is not None)
+        known = _known(replica, request, hit)
+        ladder = [_fingerprint(replica, request, position) for position in positions[1:]] if known else []
+        if known is not None and all(ladder):
+            chain.resume(hit, known[1])
+            return known[0] + b"".join(ladder)
     chain.resume(0, (0, 0))
     chain.extend(state.tokens, min(hit + replica.lookahead, len(state.tokens)))
     return b"".join(chain.at(position) for position in positions)
@@ -147,6 +148,16 @@ def _known(replica: Replica, request: Any, position: int) -> tuple[bytes, Sums] 
     return None
 
 
+def _fingerprint(replica: Replica, request: Any, position: int) -> bytes:
+    """Return the fingerprint of the request's prefix up to `position`, where a key of the cache stands for it."""
+    part = request.block_hashes[position // replica.hash_block - 1]
+    for suffix in replica.key_suffixes:
+        found = replica.keys.fingerprint(part + suffix)
+        if found and found != NO_FINGERPRINT:
+            return found
+    return b""
+
+
 def repeated(
     number: int, replica: Replica, request: Any, start: int, end: int, step: int, outcome: tuple[Any, ...]
 ) -> list[Record]:
@@ -167,7 +178,10 @@ def store(
     fresh = _extend(replica, state, last)
     positions = range(first, last + 1, block_size)
     runs: list[list[Span]]
-    if None not in keys:  # a dense group: every block was registered
+    if len(keys) == 1 and keys[0] is not None:  # a block that was decoded
+        runs = [[(last, last, block_size)], [], [], []]
+        replica.keys.add(keys, group, (last,), *_prefix(replica, request, state, last), state.key, time)
+    elif None not in keys:  # a dense group: every block was registered
         runs = [[(first, last, block_size)], [], [], []]
         _remember(replica, request, state, keys, group, positions, time)
     else:
@@ -233,9 +247,8 @@ def _remember(
 
 def _prefix(replica: Replica, request: Any, state: RequestState, position: int) -> tuple[bytes, bytes]:
     """Return fingerprint and sums up to `position`, zeros where they are not known."""
-    chain = state.chain
-    if chain is not None and chain.base < position <= chain.upto and (value := chain.at(position)):
-        return value, chain.sums_between(position - replica.hash_block, position)
+    if state.chain is not None and (found := state.chain.entry(position)):
+        return found
     known = _known(replica, request, position) if not position % replica.hash_block else None
     return (known[0], known[1][0].to_bytes(8, "little") + known[1][1].to_bytes(8, "little")) if known else (
         NO_FINGERPRINT, NO_SUMS

@@ -6,42 +6,51 @@ from typing import Any
 
 from otel_cache.bindings import pack
 from otel_cache.bindings.context import Context, Function
-from otel_cache.bindings.probe import extractor
+from otel_cache.bindings.probe import around, extractor
 from otel_cache.bindings.replica import ATTRIBUTE, Replica
 from otel_cache.faults import swallow
 
 
 def store(original: Function, context: Context) -> Function:
     """Wrap `BlockPool.cache_full_blocks`: which blocks got a key, which were refused, which do not exist."""
-    arguments_of = extractor(
-        original, "request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size", "kv_cache_group_id",
-        optional=("block_mask",),
-    )  # fmt: skip
 
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def before(
+        self: Any, request: Any, blocks: Any, first: int, end: int, block_size: int, group: int, mask: Any
+    ) -> tuple[Replica, Any] | None:
         replica = getattr(self, ATTRIBUTE, None)
         if not replica:
-            return original(self, *args, **kwargs)
+            return None
         try:
-            request, blocks, first, end, block_size, group, mask = arguments_of(self, *args, **kwargs)
-            covered = blocks[first:end]
             # Only where hits may end inside a block can a block that becomes full have a key already.
-            replaced = _keys_of(replica, self, covered) if replica.partial_hits else ((), ())
+            return replica, _keys_of(replica, self, blocks[first:end]) if replica.partial_hits else None
         except Exception as error:
             swallow("the store hook", error)
-            return original(self, *args, **kwargs)
-        result = original(self, *args, **kwargs)
+            return None
+
+    def after(
+        found: tuple[Replica, Any], self: Any, request: Any, blocks: Any, first: int, end: int, block_size: int,
+        group: int, mask: Any,
+    ) -> None:  # fmt: skip
         try:
-            if replaced[0]:
-                _emit_removed(replica, *replaced, "replaced", context)
-            if covered:
+            replica, replaced = found
+            if replaced is not None and replaced[0]:
+                _emit_removed(replica, replaced[0], replaced[1], "replaced", context)
+            if end - first == 1:  # a block that was decoded
+                covered = [blocks[first]]
+                keys = [replica.block_hash_of(covered[0])]
+            else:
+                covered = blocks[first:end]
                 keys = list(map(replica.block_hash_of, covered))
+            if covered:
                 context.emit((pack.store, replica, request, time_ns(), group, first, block_size, covered, keys, mask))
         except Exception as error:
             swallow("the store hook", error)
-        return result
 
-    return wrapper
+    return around(
+        original, before, after,
+        "self", "request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size", "kv_cache_group_id",
+        optional=("block_mask",),
+    )  # fmt: skip
 
 
 def partial_store(original: Function, context: Context) -> Function:
@@ -78,16 +87,14 @@ def partial_store(original: Function, context: Context) -> Function:
 
 def evict(original: Function, context: Context) -> Function:
     """Wrap `BlockPool.get_new_blocks`: which keys the new blocks pushed out."""
-    count_of = extractor(original, "num_blocks")
 
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def before(self: Any, count: int) -> tuple[Replica, list[Any], list[Any]] | None:
         replica = getattr(self, ATTRIBUTE, None)
         if not replica:
-            return original(self, *args, **kwargs)
-        blocks: list[Any] = []
-        keys: list[Any] = []
+            return None
         try:
-            (count,) = count_of(self, *args, **kwargs)
+            blocks: list[Any] = []
+            keys: list[Any] = []
             hash_of = replica.block_hash_of
             block = self.free_block_queue.fake_free_list_head.next_free_block
             # The queue's last element is no block: it has no key.
@@ -98,19 +105,23 @@ def evict(original: Function, context: Context) -> Function:
                     keys.append(key)
                 block = block.next_free_block
                 count -= 1
-            if keys and self.cached_block_hashes_by_block:
+            if not keys:
+                return None
+            if self.cached_block_hashes_by_block:
                 blocks, keys = _keys_of(replica, self, blocks)
+            return replica, blocks, keys
         except Exception as error:
             swallow("the evict hook", error)
-        result = original(self, *args, **kwargs)
-        if keys:
-            try:
-                _emit_removed(replica, blocks, keys, "allocation", context)
-            except Exception as error:
-                swallow("the evict hook", error)
-        return result
+            return None
 
-    return wrapper
+    def after(found: tuple[Replica, list[Any], list[Any]], self: Any, count: int) -> None:
+        try:
+            replica, blocks, keys = found
+            _emit_removed(replica, blocks, keys, "allocation", context)
+        except Exception as error:
+            swallow("the evict hook", error)
+
+    return around(original, before, after, "self", "num_blocks")
 
 
 def withdraw(original: Function, context: Context) -> Function:

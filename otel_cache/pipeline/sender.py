@@ -16,6 +16,7 @@ from otel_cache.config import OUT, Config
 from otel_cache.errors import OtelCacheError, RecordError
 from otel_cache.faults import swallow
 from otel_cache.package import VERSION
+from otel_cache.pipeline.gate import Gate
 from otel_cache.pipeline.ring import Ring
 from otel_cache.records import (
     LENGTH,
@@ -33,7 +34,9 @@ from otel_cache.sidecar.launch import default_socket, ensure_daemon
 
 _logger = logging.getLogger("vllm.otel_cache")
 
-INTERVAL = 0.02
+INTERVAL = 0.01
+PATIENCE = 0.01
+"""How long a record may wait for a moment in which the scheduler has nothing to do, after the interval."""
 TURN_SECONDS = 0.000_2
 """How long the thread works before it lets the scheduler's have its turn, which lasts up to 5 ms: that is how Python
 switches. So it takes no more than a twenty-fifth of a busy scheduler's time, and all that is idle."""
@@ -63,7 +66,8 @@ class Sender:
     since it may have written it.
     """
 
-    def __init__(self, config: Config, ring: Ring, reconnected: Callable[[], None]) -> None:
+    def __init__(self, config: Config, ring: Ring, gate: Gate, reconnected: Callable[[], None]) -> None:
+        self._gate = gate
         self._reconnected = reconnected
         self._config = config
         self._ring = ring
@@ -129,8 +133,11 @@ class Sender:
     def _pack(self) -> None:
         records: list[Record] = []
         turn = perf_counter() + TURN_SECONDS
+        patience = turn + PATIENCE
         while (event := self._ring.pop()) is not None:
             pack, *arguments = event
+            if self._gate.busy and perf_counter() < patience:
+                turn = self._wait(patience)
             try:
                 made = pack(self._sequence, *arguments)
                 self._sequence += len(made)
@@ -148,6 +155,12 @@ class Sender:
                 turn = perf_counter() + TURN_SECONDS
         if records:
             self._queue(records)
+
+    def _wait(self, until: float) -> float:
+        """Wait while the scheduler works, at most `until`; return when this turn ends."""
+        while self._gate.busy and (now := perf_counter()) < until:
+            time.sleep(min(0.000_2, until - now))
+        return perf_counter() + TURN_SECONDS
 
     def _queue(self, records: list[Record]) -> None:
         dropped = self._ring.dropped
@@ -280,6 +293,7 @@ class Pipeline:
         """Begin with nothing; `reconnected` is called when what follows goes to another connection than before."""
         self._read_config = read_config
         self._reconnected = reconnected
+        self.gate = Gate()
         self._ring = Ring()
         self._sender: Sender | None = None
         self._lock = threading.Lock()
@@ -306,7 +320,7 @@ class Pipeline:
     def _start(self) -> None:
         with self._lock:
             if self._sender is None:
-                self._sender = Sender(self._read_config(), self._ring, self._reconnected)
+                self._sender = Sender(self._read_config(), self._ring, self.gate, self._reconnected)
                 self._sender.start()
 
     def _forget(self) -> None:

@@ -4,6 +4,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from otel_cache.config import SOCKET, read_config
+from otel_cache.pipeline.gate import Gate
 from otel_cache.pipeline.ring import Ring
-from otel_cache.pipeline.sender import Pipeline, Sender
+from otel_cache.pipeline.sender import PATIENCE, Pipeline, Sender
 from otel_cache.records import Batch, Hello, Record, Replica, Reset, decode_payload
 
 
@@ -115,7 +117,7 @@ def test_order_and_numbers(listener: Listener) -> None:
 def test_what_does_not_fit_leaves_a_hole(listener: Listener) -> None:
     """A full ring drops, never blocks; the numbers and the count say how many."""
     ring = Ring(capacity=3)
-    sender = Sender(read_config(), ring, lambda: None)
+    sender = Sender(read_config(), ring, Gate(), lambda: None)
     for _ in range(10):
         ring.push((numbered,))
     sender.flush(5)
@@ -197,3 +199,16 @@ def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     pipeline = Pipeline(read_config)
     pipeline.push((numbered,))
     pipeline.close(0.3)
+
+
+def test_the_sender_waits_for_the_scheduler(listener: Listener) -> None:
+    """While a scheduler works records wait, but not for longer than a moment: a flush interval is all that is lost."""
+    pipeline = Pipeline(read_config)
+    pipeline.push((numbered,))
+    pipeline.flush()
+    pipeline.gate.busy = True
+    start = time.monotonic()
+    pipeline.push((numbered,))
+    until(lambda: len(listener.records) == 2)
+    assert PATIENCE / 2 < time.monotonic() - start < 1
+    pipeline.close()
