@@ -90,7 +90,7 @@ def since(minor: int) -> Older:
 BEYOND = (before(32), "the groups that drop a block look no further than the longest hit, since 0.32 a block beyond")
 SPARSE = (before(30), "the retention mask keeps 11,200, not the 9,600 that a resend can reach")
 AHEAD = (since(33), "a key covers the draft's tokens behind its block, instead of a block that is dropped")
-LATER = (before(29), "with async scheduling a Mamba state's block is freed a step later")
+LATER = (before(30), "with async scheduling a Mamba state's block is freed a step later")
 DIFFERENT: dict[tuple[str, bool], list[tuple[Older, str]]] = {
     ("hybrid", True): [LATER],
     ("connector", True): [LATER],
