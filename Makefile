@@ -41,7 +41,7 @@ conformance:
 	@scripts/setup.sh venv
 	@scripts/setup.sh vllm
 	@for version in $(filter-out 0.32.0,$(ALL_VERSIONS)); do scripts/setup.sh lane $$version || exit 1; done
-	VLLM_VERSIONS="$(ALL_VERSIONS)" $(BIN)/pytest tests/conformance tests/analysis/test_prediction.py tests/analysis/test_reference.py \
+	VLLM_VERSIONS="$(ALL_VERSIONS)" $(BIN)/pytest tests/conformance tests/signals tests/analysis/test_prediction.py tests/analysis/test_reference.py \
 		tests/analysis/test_interventions.py tests/analysis/test_layouts.py
 
 semconv:
