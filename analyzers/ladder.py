@@ -128,8 +128,11 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
 
     hashed = len(chain) * settings.hash_block
 
+    # A state of a sparse group can be no further on than what an earlier request had of the prompt.
+    possible = min(hashed, max(0, scene.seen.same_key - settings.lookahead))
+
     def dense_only(group: Group, position: int) -> bool:
-        return _dense_only(here, group, chain, position, hashed)
+        return _dense_only(here, group, chain, position, possible)
 
     held = walk.at
     needed = min(held, agree(settings, dense_only, limit, hashed))
@@ -244,12 +247,12 @@ def _last_boundary(settings: Settings, seen: int, limit: int) -> int:
     return max(top, 0) // settings.alignment * settings.alignment
 
 
-def _dense_only(here: Residency, group: Group, chain: "array[int]", position: int, hashed: int) -> bool:
+def _dense_only(here: Residency, group: Group, chain: "array[int]", position: int, possible: int) -> bool:
     if group.dense:
         return here.holds(group, chain, position)
     if here.settings.dense_groups:
-        return position <= hashed
-    return position <= here.dense_prefix(chain, hashed)
+        return position <= possible
+    return position <= here.dense_prefix(chain, possible)
 
 
 def _after_drop(settings: Settings, holds: Callable[[Group, int], bool], limit: int, hashed: int) -> int:
