@@ -160,6 +160,7 @@ def _replace(owner: type, method: str, original: Any, parameters: list[inspect.P
     function = getattr(original, "__func__", original)
 
     def newer(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("priority", None)
         return function(*args, **kwargs)
 
     newer.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
