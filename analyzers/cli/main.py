@@ -1,7 +1,7 @@
 """The command group `otel-cache`, and the one place where errors become exit codes.
 
-0: done. 1: a finding that --fail-on names. 2: wrong usage or input (a sentence on stderr). 130: interrupted. 141: nobody reads
-the output. Anything else comes from a command that `otel-cache run` ran.
+0: done. 1: a finding that --fail-on names. 2: wrong usage or input (a sentence on stderr). 130: interrupted. 141:
+nobody reads the output. Anything else comes from a command that `otel-cache run` ran.
 """
 
 import contextlib
