@@ -65,9 +65,9 @@ class Receiver:
         self.connections = 0
         self.status = status
         self._path = path
-        self._uids = {os.getuid(), *uids}
+        self._uids = {own_uid(), *uids}
         self._open_session = open_session
-        self._listener = _listen(path, others=self._uids != {os.getuid()})
+        self._listener = _listen(path, others=self._uids != {own_uid()})
         self._identity = Path(path).stat().st_ino
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -209,6 +209,11 @@ class Receiver:
         self.rejected += 1
         if self.rejected == 1:
             _logger.warning("closed a connection: %s (further ones are only counted)", reason)
+
+
+def own_uid() -> int:
+    """Return the user that the sidecar runs as."""
+    return os.getuid()
 
 
 def _listen(path: str, *, others: bool) -> socket.socket:
