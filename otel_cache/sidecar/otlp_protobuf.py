@@ -6,7 +6,7 @@ resource/v1/resource.proto, trace/v1/trace.proto and collector/trace/v1/trace_se
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,9 +17,13 @@ from otel_cache.sidecar.spans import SpanData, SpanLink
 
 _MAX_KEYS = 1024
 _MAX_LINKS = 4096
+_MAX_SHAPES = 1024
+"""Sets of attributes that are known at once, by their names and types."""
 _MAX_VALUES = 256
 """Values of one attribute that are kept in their encoded form."""
-_MAX_INTEGER = 1 << 17
+_MAX_INTEGER = 256
+_MAX_VARINT = 1 << 14
+"""Numbers below have at most 2 bytes of 7 bits."""
 _MAX_TEXT = 64
 """Longer strings than so many bytes are not kept."""
 _MAX_SIZE = 4096
@@ -82,7 +86,7 @@ def _span(span: SpanData) -> bytes:
         flags = _SPAN_FLAGS_REMOTE if span.remote_parent else _SPAN_FLAGS
         parts += (_SPAN_PARENT, span.parent[1].to_bytes(8, "big"))
     parts += (_name(span.name), _pack_times(_SPAN_START, span.start, _SPAN_END, span.end))
-    parts += _attributes(_SPAN_KEYS, span.attributes)
+    parts.append(_attributes(_SPAN_KEYS, span.attributes))
     for link in span.links:
         parts.append(_link(link) if link.attributes else _plain_link(link.context))
     parts += (_SPAN_STATUS_UNSET, flags)
@@ -91,7 +95,7 @@ def _span(span: SpanData) -> bytes:
 
 def _link(link: SpanLink) -> bytes:
     attributes = _attributes(_LINK_KEYS, link.attributes)
-    return _field(_SPAN_LINK, b"".join((_ids(link.context), *attributes, _LINK_FLAGS)))
+    return _field(_SPAN_LINK, _ids(link.context) + attributes + _LINK_FLAGS)
 
 
 @lru_cache(maxsize=_MAX_LINKS)
@@ -122,7 +126,7 @@ class _Key:
         self._tag = tag
         self._name = _field(_FIRST, _text(name))
         self._text_heads: dict[int, bytes] = {}
-        self._integer_heads: dict[int, bytes] = {}
+        self._integer_heads = [b""] * 11
         self._single_heads: dict[int, bytes] = {}
         self.integers: dict[int, bytes] = {}
         self.texts: dict[str, bytes] = {}
@@ -154,19 +158,24 @@ class _Key:
 
     def integer(self, value: int) -> bytes:
         """Return the attribute with an integer; b"" where OTLP cannot hold it."""
-        if value not in _INT64:
+        if 0 <= value < _MAX_VARINT:
+            varint = _VARINTS[value]
+        elif 0 < value < _MAX_VARINT**2:
+            varint = _LOW_VARINTS[value & _MAX_VARINT - 1] + _VARINTS[value >> 14]
+        elif value in _INT64:
+            varint = _varint(value & _MASK64)
+        else:
             return b""
-        varint = _varint(value & _MASK64)
-        head = self._integer_heads.get(len(varint))
-        if head is None:
-            head = self._integer_heads[len(varint)] = self.wrap(_VALUE_INT + varint)[: -len(varint)]
-        attribute = head + varint
-        # Numbers that only ever grow are not worth it.
-        if value < _MAX_INTEGER:
-            if len(self.integers) >= _MAX_VALUES:
-                self.integers.clear()
+        size = len(varint)
+        attribute = (self._integer_heads[size] or self._integer_head(size)) + varint
+        # Larger numbers seldom come again.
+        if 0 <= value < _MAX_INTEGER:
             self.integers[value] = attribute
         return attribute
+
+    def _integer_head(self, size: int) -> bytes:
+        head = self._integer_heads[size] = self.wrap(_VALUE_INT + bytes(size))[:-size]
+        return head
 
     def single(self, text: str) -> bytes:
         """Return the attribute with an array of one string."""
@@ -185,12 +194,26 @@ class _Key:
             self.singles[text] = attribute
         return attribute
 
+    def array(self, values: Sequence[Any]) -> bytes:
+        """Return the attribute with an array; b"" where OTLP cannot hold it."""
+        if not values:
+            return self.empty
+        if len(values) == 1:
+            value = values[0]
+            if type(value) is str:
+                return self.singles.get(value) or self.single(value)
+            if type(value) is int and value in self.numbers:
+                return self.numbers[value]
+        array = _array(values)
+        return b"" if array is None else self.wrap(_field(_VALUE_ARRAY, array))
+
 
 class _Keys(dict[str, _Key]):
     """The keys of the attributes in one kind of message, made when they are first asked for."""
 
     def __init__(self, tag: bytes) -> None:
         self._tag = tag
+        self.encoders: dict[tuple[Any, ...], Callable[..., bytes]] = {}
 
     def __missing__(self, name: str) -> _Key:
         # Names are ours, and few; but whoever feeds this without end must not fill the memory.
@@ -203,31 +226,42 @@ class _Keys(dict[str, _Key]):
 _SPAN_KEYS, _LINK_KEYS, _RESOURCE_KEYS = _Keys(_SPAN_ATTRIBUTE), _Keys(_LINK_ATTRIBUTE), _Keys(_FIRST)
 
 
-def _attributes(keys: _Keys, attributes: Mapping[str, Any]) -> list[bytes]:
+def _attributes(keys: _Keys, attributes: Mapping[str, Any]) -> bytes:
     """Return what the attributes are as fields of a message."""
-    parts: list[bytes] = []
-    add = parts.append
-    for name, value in attributes.items():
-        key = keys[name]
-        kind = type(value)
+    values = attributes.values()
+    shape = (*attributes, *map(type, values))
+    encoder = keys.encoders.get(shape)
+    if encoder is None:
+        if len(keys.encoders) >= _MAX_SHAPES:
+            keys.encoders.clear()
+        encoder = keys.encoders[shape] = _compile([(keys[name], type(value)) for name, value in attributes.items()])
+    return encoder(*values)
+
+
+def _compile(shape: Sequence[tuple[_Key, type]]) -> Callable[..., bytes]:
+    """Return a function that encodes the values of attributes of these names and types.
+
+    Spans of a kind have the same attributes again and again: what depends on names and types is decided but once.
+    """
+    scope: dict[str, Any] = {"join": b"".join, "double": _pack_double}
+    parts = []
+    one: Any
+    other: Any
+    for number, (key, kind) in enumerate(shape):
         if kind is int:
-            add(key.integers.get(value) or key.integer(value))
+            one, other, part = key.integers.get, key.integer, "a{0}(v{0}) or b{0}(v{0})"
         elif kind is str:
-            add(key.texts.get(value) or key.text(value))
+            one, other, part = key.texts.get, key.text, "a{0}(v{0}) or b{0}(v{0})"
         elif kind is bool:
-            add(key.true if value else key.false)
+            one, other, part = key.true, key.false, "a{0} if v{0} else b{0}"
         elif kind is float:
-            add(key.float_head)
-            add(_pack_double(value))
-        elif not value:
-            add(key.empty)
-        elif len(value) == 1 and type(value[0]) is str:
-            add(key.singles.get(value[0]) or key.single(value[0]))
-        elif len(value) == 1 and type(value[0]) is int and value[0] in key.numbers:
-            add(key.numbers[value[0]])
-        elif (array := _array(value)) is not None:
-            add(key.wrap(_field(_VALUE_ARRAY, array)))
-    return parts
+            one, other, part = key.float_head, None, "a{0}, double(v{0})"
+        else:
+            one, other, part = key.array, None, "a{0}(v{0})"
+        scope |= {f"a{number}": one, f"b{number}": other}
+        parts.append(part.format(number) + ", ")
+    values = ", ".join(f"v{number}" for number in range(len(shape)))
+    return eval(f"lambda {values}: join(({''.join(parts)}))", scope)  # type: ignore[no-any-return]
 
 
 def _array(values: Iterable[Any]) -> bytes | None:
@@ -258,7 +292,7 @@ def _array(values: Iterable[Any]) -> bytes | None:
 def _resource(resource: ReplicaResource) -> bytes:
     # The same for every request of a replica's life: written once.
     if resource.protobuf is None:
-        resource.protobuf = _field(_FIRST, b"".join(_attributes(_RESOURCE_KEYS, resource.attributes)))
+        resource.protobuf = _field(_FIRST, _attributes(_RESOURCE_KEYS, resource.attributes))
     return resource.protobuf
 
 
@@ -295,6 +329,9 @@ def _varint(value: int) -> bytes:
     return bytes((value & 0x7F | 0x80,)) + _varint(value >> 7)
 
 
+_VARINTS = [_varint(value) for value in range(_MAX_VARINT)]
+_LOW_VARINTS = [bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(_MAX_VARINT)]
+"""The lower 14 bits of a number that has more."""
 _TEXT_ELEMENTS = [_field(_FIRST, _field(_VALUE_STRING, bytes(size)))[: -size or None] for size in range(_SHORT)]
 _INTEGER_ELEMENTS = [_field(_FIRST, _VALUE_INT + _varint(value)) for value in range(128)]
 _SCOPE_HEAD = _field(_FIRST, _field(_FIRST, _text(SCOPE)) + _field(_SECOND, _text(VERSION)))
