@@ -2,7 +2,8 @@
 
 FOLDER has `scenario.json`. Written there: `results.json`, what vLLM said of each request; `records.jsonl`, the number
 and the kind of every record that the plugin sent; `steps`, for each step its index and when it was scheduled, 16 bytes.
-While there is a file `slow` a step takes some milliseconds more. `--seeded` seeds `random` and numpy as every rank is;
+While there is a file `slow` a step takes some milliseconds more; a number in it is the last step that may be made.
+`--seeded` seeds `random` and numpy as every rank is;
 `--family` runs the scenario in a forked and in a spawned child as well.
 """
 
@@ -47,11 +48,21 @@ def follow(folder: Path) -> None:
         step(self)
         count += 1
         os.write(steps, STEP.pack(count, time.time_ns()))
-        if (folder / "slow").exists():
+        while (limit := allowed(folder)) is not None:
             time.sleep(PAUSE_SECONDS)
+            if count < limit:
+                break
 
     sender.encode_frame = encode_frame
     driver._Driver.step = counted  # type: ignore[method-assign]
+
+
+def allowed(folder: Path) -> float | None:
+    """Return the step to wait at while the run is slow; None: it is not."""
+    try:
+        return float((folder / "slow").read_text() or "inf")
+    except FileNotFoundError:
+        return None
 
 
 def run(folder: Path, name: str) -> None:

@@ -27,20 +27,28 @@ from .support import (
 )
 
 KILLS = int(os.environ.get("OTEL_CACHE_TEST_KILLS", "100"))
+STEPS_PER_KILL = 100
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
+
+
+def write_aside(path, number):
+    path.with_name("aside").write_text(str(number))
+    path.with_name("aside").rename(path)
 
 
 def test_killed_at_random_a_hundred_times(engine, untraced):
     scenario = workload(75 * KILLS)
     expected = untraced(75 * KILLS)
     traced = engine("traced", scenario)
-    (traced.folder / "slow").touch()
+    # However quick the machine is, the engine is at work until the last sidecar is killed.
+    write_aside(traced.folder / "slow", STEPS_PER_KILL)
     wait_until(lambda: traced.steps, 120)
     dice = random.Random(1)
     kills = 0
     while kills < KILLS and traced.process.poll() is None:
         time.sleep(dice.uniform(0, 0.7))
         kills += kill_sidecar(traced.socket)
+        write_aside(traced.folder / "slow", (kills + 1) * STEPS_PER_KILL)
     (traced.folder / "slow").unlink()
     # vLLM has noticed nothing.
     assert traced.results() == expected
