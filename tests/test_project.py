@@ -1,12 +1,13 @@
 """The project's own files: the lock, and what the set-up scripts promise."""
 
+import re
 import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_versions import INSTALLED, LANES
+from vllm_versions import ENGINES, INSTALLED, LANES
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,7 +41,8 @@ def test_lock_is_in_step() -> None:
 
 def test_setup_installs_what_the_tests_run() -> None:
     """The versions in the set-up are those of the tests."""
-    assert f"LANES := {' '.join(LANES)}\n" in (ROOT / "Makefile").read_text()
+    (lanes,) = re.findall(r"^LANES := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(lanes.split()) == {*LANES, *ENGINES} - {INSTALLED}
     assert f"VLLM={INSTALLED}\n" in (ROOT / "scripts" / "setup.sh").read_text()
 
 

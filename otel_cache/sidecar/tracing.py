@@ -1,7 +1,7 @@
 """From the evidence to what is exported: sampled, thinned where asked for, and with what was left out told on it."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID
@@ -39,11 +39,13 @@ class TracingPlane:
 
     def select(self, spans: Sequence[SpanData]) -> Iterator[SpanData]:
         """Yield the spans that go out. Those of the file are not changed: what is told stands on copies."""
-        sampled: Iterable[SpanData] = [span for span in spans if self._keeps(span)]
-        if self._thinning is not None:
-            sampled = self._thinning.take(list(sampled))
-        for span in sampled:
-            yield self._tell(span)
+        sampled: list[SpanData] = []
+        for span in spans:
+            if self._keeps(span):
+                # What was kept back before a span is told on it, not what comes after.
+                life = span.resource.attributes.get(SERVICE_INSTANCE_ID)
+                sampled.append(self._tell(span, self._untold.pop(life, 0) if span.name in EVIDENCE else 0))
+        yield from sampled if self._thinning is None else self._thinning.take(sampled)
 
     def close(self) -> None:
         """Nothing more will come."""
@@ -61,13 +63,12 @@ class TracingPlane:
                 self._untold.popitem(last=False)
         return False
 
-    def _tell(self, span: SpanData) -> SpanData:
+    def _tell(self, span: SpanData, dropped: int) -> SpanData:
         """Return the span with what sampling did, for whoever has only the back end to ask."""
         if self._sampler.always and not self.sampled_out:
             return span
         changed = replace(span, resource=self._resource(span.resource))
-        life = span.resource.attributes[SERVICE_INSTANCE_ID]
-        if span.name in EVIDENCE and (dropped := self._untold.pop(life, 0)):
+        if dropped:
             changed.attributes = {**span.attributes, names.SAMPLING_DROPPED: dropped}
         return changed
 

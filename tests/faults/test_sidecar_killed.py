@@ -57,13 +57,14 @@ def test_killed_at_random_a_hundred_times(engine, untraced):
 
     spans = read_capture(traced.capture)
     (records,) = traced.records().values()
-    assert sorted(records) == list(range(len(records)))
+    # What found no room in the ring, because the lab runs without a model, has numbers too.
+    dropped = max(records) + 1 - len(records)
     assert len({instance(span) for span in spans}) == 1
-    missing, lost = missing_of(spans), lost_of(records, spans)
+    missing, lost = missing_of(spans), lost_of(records, spans) + dropped
     # Every record is in a span or in a number of missing ones; of those that never have a span nobody can tell here.
     without = sum(kind in ("StepDone", "Finished", "Replica") for kind, _, _ in records.values())
     assert lost <= missing <= lost + without
-    assert missing < len(records) / 5, "most of it is there"
+    assert missing - dropped < len(records) / 5, "most of it is there"
     # Nothing is there twice. A sidecar that died after it wrote and before it said so is the exception: its last
     # numbers are given again, and what it had written counts as missing.
     twice = [number for number, count in Counter(numbers_of(spans)).items() if count > 1]
