@@ -1,11 +1,12 @@
 """The hooks on prefix lookups: each calls the original once and hands its result back untouched."""
 
+from collections.abc import Callable
 from time import time_ns
 from typing import Any
 
 from otel_cache.bindings import pack
 from otel_cache.bindings.context import Context, Function
-from otel_cache.bindings.probe import extractor
+from otel_cache.bindings.probe import Extractor, extractor
 from otel_cache.bindings.replica import ATTRIBUTE, Replica
 from otel_cache.faults import swallow
 
@@ -15,39 +16,42 @@ OUTCOME = "otel_cache_lookup"
 
 def lookup(original: Function, context: Context) -> Function:
     """Wrap `KVCacheManager.get_computed_blocks`, and its variant for connectors: nested calls are one lookup."""
-    arguments_of = extractor(original, "request", optional=("max_cache_hit_length",))
+    arguments_of = extractor(original, "self", "request", optional=("max_cache_hit_length",))
 
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        replica = getattr(self, ATTRIBUTE, None)
-        if not replica or replica.passes is not None:
-            return original(self, *args, **kwargs)
-        passes: list[tuple[Any, ...]] = []
-        replica.passes = passes
-        start = time_ns()
-        try:
-            result = original(self, *args, **kwargs)
-        finally:
-            replica.passes = None
-        try:
-            request, limit = arguments_of(self, *args, **kwargs)
-            skipped = not self.enable_caching or bool(getattr(request, "skip_reading_prefix_cache", False))
-            hit = result[1]
-            junction = result[2] if len(result) > 2 else 0
-            # A connector may bring the states that the other groups lack at the attention group's hit.
-            connector = len(result) > 3 and bool(result[3])
-            uncached = max(junction - hit, 0) if junction else 0
-            _emit(replica, request, limit, hit, uncached, skipped, connector, start, passes, context)
-        except Exception as error:
-            swallow("the lookup hook", error)
-        return result
+    def report(
+        replica: Replica, result: Any, start: int, passes: list[tuple[Any, ...]], arguments: tuple[Any, ...]
+    ) -> None:
+        manager, request, limit = arguments
+        skipped = not manager.enable_caching or bool(getattr(request, "skip_reading_prefix_cache", False))
+        hit = result[1]
+        junction = result[2] if len(result) > 2 else 0
+        # A connector may bring the states that the other groups lack at the attention group's hit.
+        connector = len(result) > 3 and bool(result[3])
+        uncached = max(junction - hit, 0) if junction else 0
+        _emit(replica, request, limit, hit, uncached, skipped, connector, start, passes, context)
 
-    return wrapper
+    return _outermost(original, arguments_of, report)
 
 
 def per_group_lookup(original: Function, context: Context) -> Function:
     """Wrap `find_longest_cache_hit_per_group` of a coordinator, where the scheduler itself calls it for a connector."""
     arguments_of = extractor(original, "block_hashes", "max_cache_hit_length")
 
+    def report(
+        replica: Replica, result: Any, start: int, passes: list[tuple[Any, ...]], arguments: tuple[Any, ...]
+    ) -> None:
+        hashes, limit = arguments
+        hits = result[1]
+        request = replica.request_of(hashes)
+        if request is not None:
+            _emit(replica, request, limit, max(hits), 0, False, max(hits) > min(hits), start, passes, context)
+
+    return _outermost(original, arguments_of, report)
+
+
+def _outermost(original: Function, arguments_of: Extractor, report: Callable[..., None]) -> Function:
+    """Return a wrapper that gathers the finders' passes within a call and has `report` tell of it; not nested ones."""
+
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         replica = getattr(self, ATTRIBUTE, None)
         if not replica or replica.passes is not None:
@@ -60,11 +64,7 @@ def per_group_lookup(original: Function, context: Context) -> Function:
         finally:
             replica.passes = None
         try:
-            hashes, limit = arguments_of(self, *args, **kwargs)
-            hits = result[1]
-            request = replica.request_of(hashes)
-            if request is not None:
-                _emit(replica, request, limit, max(hits), 0, False, max(hits) > min(hits), start, passes, context)
+            report(replica, result, start, passes, arguments_of(self, *args, **kwargs))
         except Exception as error:
             swallow("the lookup hook", error)
         return result
