@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sidecar.collectors import Collector
+from sidecar.conftest import collector
 
 from .support import Engine, workload
+
+__all__ = ["collector"]
 
 
 @pytest.fixture(autouse=True)
@@ -41,15 +43,6 @@ def engine(folder: Path) -> Iterator[Callable[..., Engine]]:
     yield start
     for each in engines:
         each.kill()
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    """An OTLP gRPC server."""
-    service = Collector()
-    service.start()
-    yield service
-    service.stop()
 
 
 @pytest.fixture(scope="session")
