@@ -173,8 +173,9 @@ class Step(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="step"):
 
     `admitted` maps the requests that this step took up to the tokens that admission found computed; `finished` and
     `preempted` are request ids; `usage` is the share of the block pool in use, 0 to 1. `owners` names, for the blocks
-    whose keys left the cache in this step, the request that was given the block. `context` names the step's span: 16
-    bytes of trace id, 8 of span id; empty where the sidecar may choose.
+    whose keys left the cache in this step, the request that was given the block, and `owner_groups` the KV-cache group
+    of it that was. `context` names the step's span: 16 bytes of trace id, 8 of span id; empty where the sidecar may
+    choose.
     """
 
     sequence: int
@@ -194,6 +195,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="step"):
     usage: float
     owners: dict[int, str]
     context: bytes = b""
+    owner_groups: dict[int, int] = {}
 
 
 class StepDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="done"):
@@ -212,7 +214,8 @@ class Evict(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="evict")
     `positions`, `fingerprints` (8 bytes each), `keys` (digests of the extra keys; empty where no key has one), `ages`
     (time since each was stored, ns) and `blocks` (ids of the blocks that carried them) run in parallel; a fingerprint
     that is not known any more is eight zero bytes. `reason` is "allocation", or "replaced" where the block's own
-    request registered it anew under another position. Whose allocation it was, the step's `owners` tell.
+    request registered it anew under another position. Whose allocation it was, the step's `owners` and
+    `owner_groups` tell.
     """
 
     sequence: int

@@ -313,6 +313,7 @@ def step(
     for name in finished:
         replica.requests.pop(name, None)
         prefilling.discard(name)
+    owners, owner_groups = _block_owners(replica, output)
     record = StepRecord(
         sequence=number,
         replica=replica.handle,
@@ -329,26 +330,34 @@ def step(
         finished=finished,
         preempted=list(getattr(output, "preempted_req_ids", None) or ()),
         usage=1 - free / replica.usable_blocks,
-        owners=_block_owners(replica, output),
+        owners=owners,
         context=context,
+        owner_groups=owner_groups,
     )
     return [record]
 
 
-def _block_owners(replica: Replica, output: Any) -> dict[int, str]:
-    """Return which requests were given the blocks whose keys were pushed out in this step."""
-    if not replica.evicted_blocks:
-        return {}
-    tables = [(new.req_id, new.block_ids) for new in output.scheduled_new_reqs]
-    cached = output.scheduled_cached_reqs
-    tables += [(name, ids) for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True) if ids]
-    evicted = replica.evicted_blocks
+def _block_owners(replica: Replica, output: Any) -> tuple[dict[int, str], dict[int, int]]:
+    """Return which requests, and which of their groups, were given the blocks whose keys were pushed out in this step.
+
+    A block table has a list of blocks per group.
+    """
     owners: dict[int, str] = {}
-    for name, table in tables:
-        for blocks in table:
-            owners.update(dict.fromkeys(evicted.intersection(blocks), name))
+    groups: dict[int, int] = {}
+    if not replica.evicted_blocks:
+        return owners, groups
+    cached = output.scheduled_cached_reqs
+    tables = [(name, ids) for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True) if ids]
+    tables += [(new.req_id, new.block_ids) for new in output.scheduled_new_reqs]
+    evicted = replica.evicted_blocks
+    # The first in the step has the last word: a later one that names the block too hit what the first had stored.
+    for name, table in reversed(tables):
+        for group, blocks in enumerate(table):
+            if taken := evicted.intersection(blocks):
+                owners.update(dict.fromkeys(taken, name))
+                groups.update(dict.fromkeys(taken, group))
     evicted.clear()
-    return owners
+    return owners, groups
 
 
 def verified(

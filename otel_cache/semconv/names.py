@@ -209,6 +209,10 @@ EVICT_AGE = "vllm.kv_cache.evict.age"
 """Time since the oldest of them was stored. int[], ms"""
 EVICT_EVICTOR_REQUEST_ID = "vllm.kv_cache.evict.evictor_request_id"
 """The request that was given the blocks. Only where it is known. string"""
+EVICT_EVICTOR_GROUPS = "vllm.kv_cache.evict.evictor_groups"
+"""The group that was given each of the blocks, separated by commas; one number where it is the same for all. Only where
+the request is known. string[]
+"""
 EVICT_REASON = "vllm.kv_cache.evict.reason"
 """Why the keys went. Only unless it is a reset, or no key went. string"""
 EVICT_RESET = "vllm.kv_cache.evict.reset"

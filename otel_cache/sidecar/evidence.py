@@ -95,7 +95,7 @@ def _union(runs: Callable[[Store], list[Span]], records: Sequence[Store], group:
 class GatheredEvicts:
     """Keys that left the cache in one step, one after the other; `start` and `end` in ns since the epoch."""
 
-    __slots__ = ("_owners", "_records", "_spans", "end", "reason", "sequence", "start")
+    __slots__ = ("_groups", "_owners", "_records", "_spans", "end", "reason", "sequence", "start")
 
     def __init__(self, first: Evict) -> None:
         """Begin with the first eviction."""
@@ -104,6 +104,7 @@ class GatheredEvicts:
         self.start = self.end = first.time
         self._records = [first]
         self._owners: Mapping[int, str] = {}
+        self._groups: Mapping[int, int] = {}
         self._spans: dict[str, Context] = {}
 
     def takes(self, record: Evict) -> bool:
@@ -120,11 +121,12 @@ class GatheredEvicts:
         """Whether the spans have names."""
         return bool(self._spans)
 
-    def settle(self, owners: Mapping[int, str], step: Context | None) -> None:
+    def settle(self, owners: Mapping[int, str], groups: Mapping[int, int], step: Context | None) -> None:
         """The step is over: name a span for each request that `owners` says was given a block, "" for none.
 
-        They are below the span `step`, roots where that is None.
+        They are below the span `step`, roots where that is None. `groups` says which group a block was given to.
         """
+        self._groups = groups
         self._owners = owners if self.reason == "allocation" else {}
         for record in self._records:
             for block in record.blocks:
@@ -146,7 +148,9 @@ class GatheredEvicts:
             gone = zip(record.positions, prints, keys, record.ages, record.blocks, strict=True)
             for position, fingerprint, key, age, block in gone:
                 groups = by_owner[self._owners.get(block, "")]
-                groups.setdefault(record.group, []).append(_Gone(position, fingerprint, key, age))
+                groups.setdefault(record.group, []).append(
+                    _Gone(position, fingerprint, key, age, self._groups.get(block))
+                )
         self._records = []
         return [(owner, span, self._attributes(owner, by_owner[owner])) for owner, span in self._spans.items()]
 
@@ -155,6 +159,7 @@ class GatheredEvicts:
         attributes[names.EVICT_REASON] = self.reason
         if owner:
             attributes[names.EVICT_EVICTOR_REQUEST_ID] = owner
+            attributes[names.EVICT_EVICTOR_GROUPS] = [_takers(groups[group]) for group in sorted(groups)]
         return attributes
 
 
@@ -163,6 +168,7 @@ class _Gone(NamedTuple):
     fingerprint: bytes
     key: bytes
     age: int
+    taker: int | None
 
 
 def reset_attributes() -> dict[str, Value]:
@@ -190,3 +196,9 @@ def _evict_arrays(groups: Mapping[int, Sequence[_Gone]]) -> dict[str, Value]:
 def _keys(row: Sequence[_Gone]) -> str:
     # Most blocks have no extra key: then nothing is said, rather than a row of commas.
     return ",".join(encode_bytes(gone.key) for gone in row) if any(gone.key for gone in row) else ""
+
+
+def _takers(row: Sequence[_Gone]) -> str:
+    # A record of an older plugin does not say.
+    takers = ["" if gone.taker is None else str(gone.taker) for gone in row]
+    return takers[0] if len(set(takers)) == 1 else ",".join(takers)

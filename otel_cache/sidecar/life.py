@@ -259,7 +259,7 @@ class ReplicaLife:
         """Name the spans of what was evicted, before a lookup that it is the cause of is closed."""
         for gathered in self._gathered:
             if isinstance(gathered, GatheredEvicts):
-                gathered.settle(step.owners, context)
+                gathered.settle(step.owners, step.owner_groups, context)
         self._evicting = False
 
     def _close_gathered(self, step: Step | None, context: Context | None) -> None:
@@ -277,7 +277,7 @@ class ReplicaLife:
                 )  # fmt: skip
             elif isinstance(gathered, GatheredEvicts):
                 if not gathered.settled:
-                    gathered.settle({}, context)
+                    gathered.settle({}, {}, context)
                 times = (gathered.start, gathered.end)
                 for owner, span, attributes in gathered.finish():
                     links = self._links([owner])

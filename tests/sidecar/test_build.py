@@ -1,6 +1,9 @@
 """Records to spans, without a process in between."""
 
 from collections.abc import Sequence
+from typing import Any
+
+import pytest
 
 from otel_cache.records import Batch, Chunk, Record, Reset
 from otel_cache.semconv import names
@@ -97,7 +100,8 @@ def test_a_lookup_after_an_admission_is_another_one():
 
 
 def test_evictions_of_a_step_are_one_span_per_evictor():
-    spans = build(replica(), lookup(1), evict(2), evict(3, group=3), evict(4, evictor=""), step(5), done(6))
+    given = step(5, owner_groups={11: 3, 12: 0})
+    spans = build(replica(), lookup(1), evict(2), evict(3, group=3), evict(4, evictor=""), given, done(6))
 
     by_request, by_nobody = of(spans, names.EVICT)
     (scheduled,) = of(spans, names.STEP)
@@ -107,10 +111,19 @@ def test_evictions_of_a_step_are_one_span_per_evictor():
     assert by_request.attributes[names.EVICT_POSITIONS] == ["3200,1600"] * 2
     assert by_request.attributes[names.EVICT_AGE] == [7, 7]
     assert by_request.attributes[names.EVICT_KEYS] == ["", ""]
+    assert by_request.attributes[names.EVICT_EVICTOR_GROUPS] == ["3,0", "3,0"]
     assert by_request.parent == by_nobody.parent == scheduled.context
     assert by_request.links == [SpanLink(request.context)]
     assert not by_nobody.links
     assert names.EVICT_EVICTOR_REQUEST_ID not in by_nobody.attributes
+    assert names.EVICT_EVICTOR_GROUPS not in by_nobody.attributes
+
+
+@pytest.mark.parametrize(("groups", "said"), [({11: 2, 12: 2}, "2"), ({}, "")])
+def test_one_evicting_group_is_named_once_and_none_where_an_older_plugin_does_not_say(groups: Any, said: str):
+    spans = build(replica(), lookup(1), evict(2), step(3, owner_groups=groups), done(4))
+
+    assert of(spans, names.EVICT)[0].attributes[names.EVICT_EVICTOR_GROUPS] == [said]
 
 
 def test_spans_keep_the_order_of_what_happened():

@@ -59,6 +59,9 @@ def check_evict_spans(run: Run) -> None:
         assert span[names.EVICT_REASON] in ("allocation", "replaced")
         if span[names.EVICT_REASON] == "allocation":
             assert span[names.EVICT_EVICTOR_REQUEST_ID] in asked
+            takers = [text.split(",") for text in span[names.EVICT_EVICTOR_GROUPS]]
+            assert all(len(each) in (1, count) for each, count in zip(takers, span[names.EVICT_BLOCKS], strict=True))
+            assert {int(group) for each in takers for group in each} <= {0, 1, 2, 3}
             linked = [run.by_id(link) for link, _ in span.links]
             assert [each[names.REQUEST_ID] for each in linked] == [span[names.EVICT_EVICTOR_REQUEST_ID]]
         for count, text, age in zip(
@@ -79,6 +82,7 @@ def test_who_evicts_whom(lab: Labs, tmp_path: Path, version: str) -> None:
     check(run)
     evict = run.one(names.EVICT)
     assert evict[names.EVICT_EVICTOR_REQUEST_ID] == "b"
+    assert evict[names.EVICT_EVICTOR_GROUPS] == ["0"]
     gone = positions(evict[names.EVICT_POSITIONS][0])
     assert evict[names.EVICT_BLOCKS] == [len(gone)]
     assert sorted(gone) == list(range(1600 - 16 * (len(gone) - 1), 1601, 16))
