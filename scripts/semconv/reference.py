@@ -60,10 +60,11 @@ def _members_table(attribute: Attribute) -> list[str]:
 
 
 def _metrics_table(registry: Registry) -> list[str]:
-    return ["| metric | instrument | unit | meaning |", "|---|---|---|---|", *_metric_rows(registry)]
+    return ["| metric | instrument | unit | labels | meaning |", "|---|---|---|---|---|", *_metric_rows(registry)]
 
 
 def _metric_rows(registry: Registry) -> Iterator[str]:
-    for group in registry.groups:
-        if group.kind == "metric":
-            yield f"| `{group.name}` | {group.instrument} | {group.unit} | {group.brief} |"
+    for group in registry.metrics.values():
+        labels = " ".join(f"`{each.id}`" for each in group.attributes)
+        meaning = " ".join(filter(None, (group.brief, group.note)))
+        yield f"| `{group.name}` | {group.instrument} | {group.unit} | {labels} | {meaning} |"

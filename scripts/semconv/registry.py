@@ -119,6 +119,11 @@ class Registry:
         return {group.name: group for group in self.groups if group.kind == "span"}
 
     @property
+    def metrics(self) -> dict[str, Group]:
+        """The metrics by name; the attributes of one are its labels."""
+        return {group.name: group for group in self.groups if group.kind == "metric"}
+
+    @property
     def attributes(self) -> dict[str, Attribute]:
         """Every attribute by id, as it is defined."""
         return {each.id: each for group in self.groups for each in group.attributes if each.defined}
