@@ -1,5 +1,7 @@
 # make demo    the main job on vLLM's own scheduler: a prompt whose second send misses, and why
-# make test    everything that must pass
+# make test    everything that must pass, but for
+# make e2e     the tests with the real collector, Jaeger and Prometheus
+# make backends    these programs, built once and kept outside of the tree: OTEL_CACHE_BACKENDS, else ~/.cache/otel-cache/backends
 # make semconv    the names' module and reference page, from otel_cache/semconv/registry
 # make bench   what it costs: the scheduler, the engine, the sidecar; half an hour on a machine with nothing else to do
 # make conformance    the same scenarios on every vLLM version that is supported
@@ -10,7 +12,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 .NOTPARALLEL:
-.PHONY: setup demo test test-fast conformance semconv lint format clean distclean
+.PHONY: setup demo test test-fast backends e2e conformance semconv lint format clean distclean
 
 LANES := 0.28.0 0.30.0 0.33.0
 ALL_VERSIONS := 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0
@@ -36,6 +38,13 @@ test: setup lint
 test-fast:
 	@scripts/setup.sh venv
 	$(BIN)/pytest --without-vllm
+
+backends:
+	@scripts/setup.sh venv
+	$(BIN)/python -m scripts.backends
+
+e2e: setup backends
+	$(BIN)/pytest tests/e2e
 
 conformance:
 	@scripts/setup.sh venv
