@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import polars as pl
 
 from analyzers import model
-from analyzers.model import Capacity, Capture, GroupCapacity, LookupResult, Range
+from analyzers.evictions import by_allocation, evictions_of
+from analyzers.model import Capacity, Capture, Eviction, GroupCapacity, LookupResult, Range
 from analyzers.residency import Residency
 from analyzers.settings import Group, Settings
 from otel_cache.records import FINGERPRINT_BYTES
@@ -18,7 +19,7 @@ GONE = (model.EVICTED, model.CHECKPOINT_EVICTED, model.RESET)
 def capacity_of(capture: Capture, caches: Sequence[Residency], results: Sequence[LookupResult]) -> list[Capacity]:
     """Return what the pool of each life held that stored anything, in the order of lives."""
     found = []
-    evicted = _evicted(capture.evicts)
+    evicted, evictions = _evicted(capture.evicts), evictions_of(capture.evicts)
     for life, cache in zip(capture.lives, caches, strict=True):
         if not cache.moments:
             continue
@@ -29,28 +30,34 @@ def capacity_of(capture: Capture, caches: Sequence[Residency], results: Sequence
                 replica=life.replica,
                 num_blocks=cache.settings.num_blocks,
                 groups=[
-                    _group(cache, group, evicted.get((life.index, group.index))) for group in cache.settings.groups
+                    _group(cache, group, evicted.get((life.index, group.index)), evictions.get(life.index, ()))
+                    for group in cache.settings.groups
                 ],
                 occupancy=_thinned(cache.moments),
                 reuse_gap_ms=_spread(_gaps(own)),
                 warm=warm,
                 longest=longest,
+                evictions=evictions.get(life.index, ()),
             )
         )
     return found
 
 
 def _evicted(evicts: pl.DataFrame) -> Mapping[tuple[int, int], tuple[int, list[int]]]:
-    """Return, by (life, group), how many blocks went, and their ages (ms)."""
+    """Return, by (life, group), how many blocks were given to others, and their ages (ms)."""
     found: dict[tuple[int, int], tuple[int, list[int]]] = {}
-    for row in evicts.filter(pl.col("group") >= 0).iter_rows(named=True):
+    for row in by_allocation(evicts).iter_rows(named=True):
         count, ages = found.get((row["life"], row["group"]), (0, []))
         found[row["life"], row["group"]] = (count + len(row["fingerprints"]) // FINGERPRINT_BYTES, ages + row["ages"])
     return found
 
 
-def _group(cache: Residency, group: Group, evicted: tuple[int, list[int]] | None) -> GroupCapacity:
+def _group(
+    cache: Residency, group: Group, evicted: tuple[int, list[int]] | None, evictions: Sequence[Eviction]
+) -> GroupCapacity:
     count, ages = evicted or (0, [])
+    pushed_out = sum(each.blocks for each in evictions if each.by == group.index)
+    known = sum(each.blocks for each in evictions if each.by is not None)
     residency = cache.groups[group.index]
     return GroupCapacity(
         group=group.index,
@@ -63,6 +70,8 @@ def _group(cache: Residency, group: Group, evicted: tuple[int, list[int]] | None
         evicted=count,
         segment_blocks=len(residency.ever) / max(1e-9, _segments(cache)),
         age_ms=_spread(ages),
+        pushed_out=pushed_out,
+        pushed_out_share=pushed_out / max(1, known),
     )
 
 

@@ -61,8 +61,10 @@ def _loss(cls: str, tokens: int, loss: Loss, replica: str, groups: Sequence[int]
     if loss.reason == "reset":
         return Fact(cls, tokens, f"{replica} lost its cache {ago} ms before the lookup", data)
     data["evictor"] = loss.evictor or None
-    by = f" for {loss.evictor}" if loss.evictor else ""
-    says = f"{replica} gave the blocks away{by} {ago} ms before the lookup"
+    data["evictor_group"] = loss.taker
+    taker = "" if loss.taker is None else f" to group {loss.taker}"
+    by = f"{' of' if taker else ' for'} {loss.evictor}" if loss.evictor else ""
+    says = f"{replica} gave the blocks away{taker}{by} {ago} ms before the lookup"
     if loss.used:
         data["idle_ms"] = milliseconds(loss.time - loss.used)
         says += f"; they had not been used for {data['idle_ms']} ms"

@@ -79,7 +79,8 @@ class Capture:
             `group` i32, `stored`, `masked`, `not_materialized`, `wanted` str (positions as exported), `first` i64
             (null where absent), `values` binary.
         evicts: a row per evict span and group: `group` i32, `positions` str, `fingerprints`, `keys` binary,
-            `ages` list[i64] (ms), `evictor_request_id`, `reason` str, `reset` bool (a reset has no group: -1).
+            `ages` list[i64] (ms), `evictor_request_id`, `evictor_groups` (as exported), `reason` str, `reset` bool (a
+            reset has no group: -1).
         steps: `index`, `prefill_tokens`, `decode_tokens`, `running_requests`, `waiting_requests`,
             `preempted_requests`, i64, `pool_usage`, `schedule_duration`, `execute_duration` f64 (a share; seconds;
             null where unknown).
@@ -333,9 +334,11 @@ class GroupCapacity:
     Attributes:
         drafter: only this group, or this and few others, are flagged for speculation.
         peak_blocks: cached at once at the most; `share` of what all groups cached at their common peak.
-        evicted: blocks that went, and in how many allocations each.
+        evicted: blocks that were given to others.
         segment_blocks: blocks stored per scheduler block of distinct prefix.
         age_ms: age at eviction, (median, 90th percentile); None where nothing went.
+        pushed_out: blocks that this group's allocations took from any group; `pushed_out_share` of all blocks of
+            which it is known which group took them, 0 to 1.
 
     """
 
@@ -349,6 +352,17 @@ class GroupCapacity:
     evicted: int
     segment_blocks: float
     age_ms: Range | None
+    pushed_out: int = 0
+    pushed_out_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """So many cached blocks of the group `of` were given to the group `by`; None: not known which."""
+
+    by: int | None
+    of: int
+    blocks: int
 
 
 @dataclass(frozen=True)
@@ -360,6 +374,7 @@ class Capacity:
         reuse_gap_ms: from an eviction to the lookup that missed the block, (median, 90th percentile).
         warm: conversations that kept all of their prefix from turn to turn while another one did as well, at most
             so many at once; `longest` are the two longest of them, by tokens: (first request, tokens).
+        evictions: the matrix of evicting and evicted groups, without its zeros.
 
     """
 
@@ -370,6 +385,7 @@ class Capacity:
     reuse_gap_ms: Range | None
     warm: int
     longest: Sequence[tuple[str, int]]
+    evictions: Sequence[Eviction] = ()
 
 
 @dataclass(frozen=True)

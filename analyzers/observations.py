@@ -1,11 +1,11 @@
-"""Findings that are no lost class: figures that disagree, speculation's net, routing, the drafter's share, evidence."""
+"""Findings that are no lost class: figures that disagree, speculation's net, routing, pools, evidence."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from analyzers import model
+from analyzers import model, pool_findings
 from analyzers.events import Holes
 from analyzers.model import Capacity, Capture, Finding, Fleet, LookupResult, Range
 from analyzers.settings import Settings
@@ -13,11 +13,9 @@ from analyzers.speed import Speed, total_seconds
 from analyzers.usage import disagreements, predictions
 from analyzers.wording import counted, number
 
-RULES = ("reporting", "router", "speculation-net", "routing", "drafter-share", "sampled")
+RULES = ("reporting", "router", "speculation-net", "routing", *pool_findings.RULES, "sampled")
 ROUTER_SHARE = 0.1
 """A router that is off by less than this share of a prompt counts in other blocks, and is right."""
-DRAFTER_SHARE = 0.5
-"""A drafter's group that takes more of the pool than this is worth a word."""
 
 
 def observations(
@@ -35,7 +33,7 @@ def observations(
         *_speculation(capture, results, settings, known),
         *_routing(fleet, results),
         *_router(capture, results),
-        *_drafters(capacity),
+        *pool_findings.pool_findings(capacity),
         *_evidence(capture, results, holes),
     ]
 
@@ -168,29 +166,6 @@ def _router(capture: Capture, results: Sequence[LookupResult]) -> list[Finding]:
             replicas=sorted({results[row.result].replica for row in wrong}),
         )
     ]
-
-
-def _drafters(capacity: Sequence[Capacity]) -> list[Finding]:
-    found = []
-    for pool in capacity:
-        group = max((group for group in pool.groups if group.drafter), key=lambda each: each.share, default=None)
-        if group is None or group.share <= DRAFTER_SHARE or len(pool.groups) < 2:
-            continue
-        share = f"{100 * group.share:.0f} %"
-        found.append(
-            Finding(
-                rule="drafter-share",
-                summary=f"the drafter's group took {share} of what {pool.replica} cached at its fullest",
-                evidence={"group": group.group, "block_size": group.block_size, "peak_blocks": group.peak_blocks,
-                          "num_blocks": pool.num_blocks},
-                fix="give the drafter's layers larger blocks, or a drafter without attention of its own; more of the "
-                "pool is then left for the model's groups",
-                tokens_lost=0,
-                severity="info",
-                replicas=[pool.replica],
-            )
-        )  # fmt: skip
-    return found
 
 
 def _evidence(capture: Capture, results: Sequence[LookupResult], holes: Holes) -> list[Finding]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from analyzers.evictions import takers_of
 from analyzers.finders import find
 from analyzers.model import State
 from analyzers.prompts import UNKNOWN, identities
@@ -30,13 +31,15 @@ class Refusal:
 class Loss:
     """A key that left the cache: when (ns), by which request's allocation, `allocation`, `replaced` or `reset`.
 
-    `used` is when (ns) a request last stored it or hit it; 0: not known.
+    `used` is when (ns) a request last stored it or hit it; 0: not known. `taker` is the group that was given the
+    block; None: not known.
     """
 
     time: int
     evictor: str
     reason: str
     used: int = 0
+    taker: int | None = None
 
 
 @dataclass
@@ -116,12 +119,13 @@ class Residency:
         group = self.groups[row["group"]]
         cause = (row["start"], row["evictor_request_id"] or "", row["reason"] or "allocation")
         values, keys = row["fingerprints"], row["keys"]
-        for start in range(0, len(values), FINGERPRINT_BYTES):
-            end = start + FINGERPRINT_BYTES
+        takers = takers_of(row["evictor_groups"], len(values) // FINGERPRINT_BYTES)
+        for index, taker in enumerate(takers):
+            start, end = index * FINGERPRINT_BYTES, (index + 1) * FINGERPRINT_BYTES
             identity = identities(values[start:end], keys[start:end])[0]
             group.held.discard(identity)
             if identity in group.ever:
-                group.lost[identity] = Loss(*cause, self._used.get(identity, 0))
+                group.lost[identity] = Loss(*cause, self._used.get(identity, 0), taker)
 
     def look(self, time: int) -> None:
         """Note how much is held at `time` (ns)."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from analyzers.analysis import analyze
+from analyzers.evictions import takers_of
 from analyzers.model import Analysis, Capture, LookupResult
 from analyzers.wording import counted, milliseconds, number
 from otel_cache.errors import UsageError
@@ -71,7 +72,9 @@ def _moments(capture: Capture, analysis: Analysis, result: LookupResult) -> Iter
     yield from _stores(capture.stores, result.life, name)
     for row in _where(capture.evicts, life=result.life, evictor_request_id=name):
         gone = counted_blocks(len(row["fingerprints"]) // FINGERPRINT_BYTES)
-        yield Moment(row["start"], name, f"pushed out {gone} of group {row['group']}")
+        takers = sorted({taker for taker in takers_of(row["evictor_groups"], 1) if taker is not None})
+        given = f" for group{'s' if len(takers) > 1 else ''} {', '.join(map(str, takers))}" if takers else ""
+        yield Moment(row["start"], name, f"pushed out {gone} of group {row['group']}{given}")
 
 
 def _producers(result: LookupResult) -> Iterable[str]:

@@ -189,13 +189,14 @@ def evict_rows(span: FlatSpan) -> list[Row]:
     else:
         shared = _shared(span)
     if reset or not attributes.get(names.GROUP_IDS):
-        return [(*shared, NO_GROUP, "", b"", b"", [], evictor, reason, reset)]
+        return [(*shared, NO_GROUP, "", b"", b"", [], evictor, "", reason, reset)]
     groups = _groups(attributes)
     blocks = integers(attributes, names.EVICT_BLOCKS)
     ages = integers(attributes, names.EVICT_AGE)
     written = positions(attributes, names.EVICT_POSITIONS, len(groups))
     gone = parallel_texts(attributes, names.EVICT_FINGERPRINTS, len(groups))
     keys = parallel_texts(attributes, names.EVICT_KEYS, len(groups))
+    takers = parallel_texts(attributes, names.EVICT_EVICTOR_GROUPS, len(groups))
     rows = []
     for index, group in enumerate(groups):
         count = count_positions(written[index])
@@ -205,8 +206,17 @@ def evict_rows(span: FlatSpan) -> list[Row]:
         if values and len(values) != count * FINGERPRINT_BYTES:
             raise SpanError(f"{names.EVICT_FINGERPRINTS} and {names.EVICT_POSITIONS} differ in number")
         age = ages[index : index + 1] if len(ages) == len(groups) else []
-        rows.append((*shared, group, written[index], values, _keys(keys[index], count), age, evictor, reason, False))
+        gone_of = (written[index], values, _keys(keys[index], count), age)
+        rows.append((*shared, group, *gone_of, evictor, _takers(takers[index], count), reason, False))
     return rows
+
+
+def _takers(written: str, count: int) -> str:
+    """Return the groups that were given evicted blocks, checked: a number for each, or one for all, or nothing."""
+    takers = written.split(",") if written else []
+    if len(takers) not in (0, 1, count) or not all(not each or (each.isascii() and each.isdigit()) for each in takers):
+        raise SpanError(f"{names.EVICT_EVICTOR_GROUPS} is not a group for each of {count} blocks")
+    return written
 
 
 def _keys(written: str, count: int) -> bytes:

@@ -80,6 +80,7 @@ EVICTS: Schema = {
     "keys": pl.Binary(),
     "ages": pl.List(pl.Int64()),
     "evictor_request_id": pl.String(),
+    "evictor_groups": pl.String(),
     "reason": pl.String(),
     "reset": pl.Boolean(),
 }

@@ -104,6 +104,8 @@ def _capacity(capacity: Capacity) -> dict[str, Any]:
                 "evicted": group.evicted,
                 "segment_blocks": _plain(group.segment_blocks),
                 "age_ms": _range(group.age_ms),
+                "pushed_out": group.pushed_out,
+                "pushed_out_share": _plain(group.pushed_out_share),
             }
             for group in capacity.groups
         ],
@@ -111,6 +113,7 @@ def _capacity(capacity: Capacity) -> dict[str, Any]:
         "reuse_gap_ms": _range(capacity.reuse_gap_ms),
         "warm": capacity.warm,
         "longest": [{"request_id": request, "tokens": tokens} for request, tokens in capacity.longest],
+        "evictions": [{"by": each.by, "of": each.of, "blocks": each.blocks} for each in capacity.evictions],
     }
 
 

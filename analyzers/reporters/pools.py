@@ -1,11 +1,13 @@
 """What a fleet and its pools did, as text."""
 
-from analyzers.model import Analysis, Capacity, Range
-from analyzers.reporters.layout import INDENT, count, percent, shorten, table, wrap
+from analyzers.model import Analysis, Capacity, GroupCapacity, Range
+from analyzers.reporters.layout import INDENT, Align, count, percent, shorten, table, wrap
 from analyzers.reporters.paint import BOLD, Paint
 
 MAX_REPLICAS = 8
 MAX_FAMILIES = 3
+MAX_MOMENTS = 6
+"""Of a pool's occupancy over time."""
 
 
 def fleet_section(analysis: Analysis, width: int, paint: Paint) -> list[str]:
@@ -44,7 +46,7 @@ def capacity_section(analysis: Analysis, width: int, paint: Paint) -> list[str]:
         lines += wrap(f"{shorten(pool.replica, 40)}: {count(pool.num_blocks, 'block')}", width, INDENT)
         rows = [
             (
-                str(group.group) + ("*" if group.drafter else ""),
+                _name(group),
                 shorten(group.kind, 24),
                 f"{group.block_size:,}",
                 f"{group.peak_blocks:,}",
@@ -59,6 +61,8 @@ def capacity_section(analysis: Analysis, width: int, paint: Paint) -> list[str]:
         lines += table(header, rows, ("<", "<", ">", ">", ">", ">", ">", "<"), width, INDENT * 2)
         if any(group.drafter for group in pool.groups):
             lines += wrap("* the drafter's", width, INDENT * 2)
+        lines += _matrix(pool, width)
+        lines += _occupancy(pool, width)
         if pool.reuse_gap_ms:
             lines += wrap(f"from eviction to the next miss: {_milliseconds(pool.reuse_gap_ms)}", width, INDENT * 2)
         if pool.warm > 1:
@@ -66,6 +70,46 @@ def capacity_section(analysis: Analysis, width: int, paint: Paint) -> list[str]:
             said = f"{pool.warm:,} conversations stayed warm together, the longest {' and '.join(names)}"
             lines += wrap(said, width, INDENT * 2, INDENT * 3)
     return lines
+
+
+def _name(group: GroupCapacity) -> str:
+    return str(group.group) + ("*" if group.drafter else "")
+
+
+def _matrix(pool: Capacity, width: int) -> list[str]:
+    """Return which groups' allocations pushed out whose blocks; nothing where one group has the pool to itself."""
+    if len(pool.groups) < 2 or not pool.evictions:
+        return []
+    blocks = {(each.by, each.of): each.blocks for each in pool.evictions}
+    rows = [
+        (
+            _name(group),
+            percent(round(1000 * group.pushed_out_share), 1000),
+            *(f"{blocks.get((group.group, of.group), 0):,}" for of in pool.groups),
+        )
+        for group in pool.groups
+    ]
+    if any(by is None for by, _ in blocks):
+        rows.append(("?", "", *(f"{blocks.get((None, of.group), 0):,}" for of in pool.groups)))
+    header = ("given to", "share", *(f"of {_name(group)}" for group in pool.groups))
+    numbers: list[Align] = [">" for _ in header[1:]]
+    lines = wrap("blocks evicted, by the group that was given them, and of which group they were:", width, INDENT * 2)
+    return lines + table(header, rows, ["<", *numbers], width, INDENT * 3)
+
+
+def _occupancy(pool: Capacity, width: int) -> list[str]:
+    """Return how many blocks each group held over time, at a few moments, the first and the last among them."""
+    last = len(pool.occupancy) - 1
+    if last < 1:
+        return []
+    steps = min(last, MAX_MOMENTS - 1)
+    chosen = [pool.occupancy[round(step * last / steps)] for step in range(steps + 1)]
+    held = "; ".join(
+        f"group {_name(group)} {', '.join(f'{blocks[index]:,}' for _, blocks in chosen)}"
+        for index, group in enumerate(pool.groups)
+    )
+    said = f"cached at {', '.join(f'{ms:,.1f}' for ms, _ in chosen)} ms: {held}"
+    return wrap(said, width, INDENT * 2, INDENT * 3)
 
 
 def _worth(pool: Capacity) -> bool:

@@ -7,6 +7,7 @@ from analyzers.model import (
     Analysis,
     Capacity,
     Coverage,
+    Eviction,
     Fact,
     Finding,
     Fleet,
@@ -58,10 +59,11 @@ ANALYSIS = Analysis(
         Capacity(
             "r0", 400,
             [
-                GroupCapacity(0, "mamba", 1600, False, 3, 0.125, 9, 6, 0.5, (120.0, 250.5)),
-                GroupCapacity(1, "full_attention", 16, True, 21, 0.875, 21, 0, 100.0, None),
+                GroupCapacity(0, "mamba", 1600, False, 3, 0.125, 9, 6, 0.5, (120.0, 250.5), 1, 0.2),
+                GroupCapacity(1, "full_attention", 16, True, 21, 0.875, 21, 0, 100.0, None, 4, 0.8),
             ],
             [(0.0, (0, 0)), (12.5, (3, 21))], (3.25, 9.0), 2, [("cold-0", 11910), ("other", 5000)],
+            [Eviction(0, 0, 1), Eviction(1, 0, 4), Eviction(None, 0, 1)],
         )
     ],
     prefill_seconds=(1.0, 3.0),
@@ -118,11 +120,14 @@ FLEET = st.builds(
 )  # fmt: skip
 POOL = st.builds(
     GroupCapacity, st.integers(0, 99), NAME, TOKENS, st.booleans(), TOKENS, st.floats(0, 1), TOKENS, TOKENS,
-    st.floats(0, 1e6), SECONDS,
+    st.floats(0, 1e6), SECONDS, TOKENS, st.floats(0, 1),
 )  # fmt: skip
+POOLS = st.lists(POOL, min_size=3, max_size=3)
+OCCUPANCY = st.lists(st.tuples(st.floats(0, 1e9), st.tuples(TOKENS, TOKENS, TOKENS)), max_size=9)
 CAPACITY = st.builds(
-    Capacity, NAME, TOKENS, st.lists(POOL, max_size=3), st.just([]), SECONDS, st.integers(0, 9),
+    Capacity, NAME, TOKENS, POOLS, OCCUPANCY, SECONDS, st.integers(0, 9),
     st.lists(st.tuples(TEXT, TOKENS), max_size=2),
+    st.lists(st.builds(Eviction, st.none() | st.integers(0, 99), st.integers(0, 99), TOKENS), max_size=4),
 )  # fmt: skip
 
 

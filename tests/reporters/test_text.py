@@ -70,6 +70,13 @@ Block pools
     1*     full_attention     16    21  87.5 %        0        100.0
         age at eviction: -
     * the drafter's
+    blocks evicted, by the group that was given them, and of which group they
+    were:
+      given to   share  of 0  of 1*
+      0         20.0 %     1  0
+      1*        80.0 %     4  0
+      ?                    1  0
+    cached at 0.0, 12.5 ms: group 0 0, 3; group 1* 0, 21
     from eviction to the next miss: median 3.2 ms, 90 % within 9.0 ms
     2 conversations stayed warm together, the longest cold-0 (11,910 tokens) and
       other (5,000 tokens)
