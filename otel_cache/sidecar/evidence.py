@@ -4,6 +4,7 @@ Records that follow one another and are of one kind and one request become one s
 between begins a new one, so that spans in the order of their first records tell what happened in its true order.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -24,6 +25,12 @@ _RUNS: Sequence[tuple[str, Callable[[Store], list[Span]]]] = (
     (names.STORE_WANTED, attrgetter("wanted")),
 )
 _NONE = ("",)
+_BLOCKS_OF_KIND = {
+    names.KIND_FULL_ATTENTION: names.EVICT_FULL_ATTENTION_BLOCKS,
+    names.KIND_SLIDING_WINDOW: names.EVICT_SLIDING_WINDOW_BLOCKS,
+    names.KIND_CHUNKED_LOCAL: names.EVICT_CHUNKED_LOCAL_ATTENTION_BLOCKS,
+    names.KIND_MAMBA: names.EVICT_MAMBA_BLOCKS,
+}
 
 
 class GatheredStores:
@@ -138,8 +145,11 @@ class GatheredEvicts:
         """Return the span that tells of a block, None as long as the step is not over."""
         return self._spans.get(self._owners.get(block, ""))
 
-    def finish(self) -> list[tuple[str, Context, dict[str, Value]]]:
-        """Return owner, context and attributes of each span, and let go of the records."""
+    def finish(self, kind_of: Callable[[int], str]) -> list[tuple[str, Context, dict[str, Value]]]:
+        """Return owner, context and attributes of each span, and let go of the records.
+
+        `kind_of` names the kind of a group.
+        """
         by_owner: dict[str, dict[int, list[_Gone]]] = {owner: {} for owner in self._spans}
         for record in self._records:
             size = FINGERPRINT_BYTES
@@ -152,10 +162,12 @@ class GatheredEvicts:
                     _Gone(position, fingerprint, key, age, self._groups.get(block))
                 )
         self._records = []
-        return [(owner, span, self._attributes(owner, by_owner[owner])) for owner, span in self._spans.items()]
+        return [(owner, span, self._attributes(owner, by_owner[owner], kind_of)) for owner, span in self._spans.items()]
 
-    def _attributes(self, owner: str, groups: Mapping[int, list["_Gone"]]) -> dict[str, Value]:
-        attributes = _evict_arrays(groups)
+    def _attributes(
+        self, owner: str, groups: Mapping[int, list["_Gone"]], kind_of: Callable[[int], str]
+    ) -> dict[str, Value]:
+        attributes = {**_evict_arrays(groups), **_blocks_by_kind(groups, kind_of)}
         attributes[names.EVICT_REASON] = self.reason
         if owner:
             attributes[names.EVICT_EVICTOR_REQUEST_ID] = owner
@@ -191,6 +203,14 @@ def _evict_arrays(groups: Mapping[int, Sequence[_Gone]]) -> dict[str, Value]:
         names.EVICT_KEYS: [_keys(row) for row in rows],
         names.EVICT_AGE: [max(gone.age for gone in row) // NANOSECONDS_PER_MILLISECOND for row in rows],
     }
+
+
+def _blocks_by_kind(groups: Mapping[int, Sequence[_Gone]], kind_of: Callable[[int], str]) -> dict[str, Value]:
+    # Numbers of their own: neither a collector's metrics nor a back end's search can add up an array.
+    blocks: Counter[str] = Counter()
+    for group, row in groups.items():
+        blocks[_BLOCKS_OF_KIND.get(kind_of(group), names.EVICT_OTHER_BLOCKS)] += len(row)
+    return dict(blocks)
 
 
 def _keys(row: Sequence[_Gone]) -> str:

@@ -247,6 +247,8 @@ class ReplicaLife:
         attributes = lookup_attributes(last, known.verdict, self._settings, known.attempts, admitted)
         times = (known.start, max(known.start, known.end))
         links = cause_links(known.causes) if known.causes else ()
+        if links:
+            attributes[names.LOOKUP_LOST_TO] = links[0].attributes[names.LINK_REASON]
         state = request.trace_state
         self._add_evidence(names.LOOKUP, context, request.context, times, attributes, known.sequence, links, state)
         for group in group_attributes(last, self._settings):
@@ -279,7 +281,7 @@ class ReplicaLife:
                 if not gathered.settled:
                     gathered.settle({}, {}, context)
                 times = (gathered.start, gathered.end)
-                for owner, span, attributes in gathered.finish():
+                for owner, span, attributes in gathered.finish(self._settings.kind):
                     links = self._links([owner])
                     self._add_evidence(names.EVICT, span, context, times, attributes, gathered.sequence, links)
             else:

@@ -108,6 +108,9 @@ def test_evictions_of_a_step_are_one_span_per_evictor():
     (request,) = of(spans, names.REQUEST)
     assert by_request.attributes[names.GROUP_IDS] == [0, 3]
     assert by_request.attributes[names.EVICT_BLOCKS] == [2, 2]
+    assert by_request.attributes[names.EVICT_MAMBA_BLOCKS] == 2
+    assert by_request.attributes[names.EVICT_FULL_ATTENTION_BLOCKS] == 2
+    assert names.EVICT_SLIDING_WINDOW_BLOCKS not in by_request.attributes
     assert by_request.attributes[names.EVICT_POSITIONS] == ["3200,1600"] * 2
     assert by_request.attributes[names.EVICT_AGE] == [7, 7]
     assert by_request.attributes[names.EVICT_KEYS] == ["", ""]
@@ -117,6 +120,17 @@ def test_evictions_of_a_step_are_one_span_per_evictor():
     assert not by_nobody.links
     assert names.EVICT_EVICTOR_REQUEST_ID not in by_nobody.attributes
     assert names.EVICT_EVICTOR_GROUPS not in by_nobody.attributes
+
+
+def test_what_kinds_of_groups_lost_is_summed_by_kind_and_unknown_ones_are_others():
+    many = replica(**{names.GROUPS_KIND: ["mamba", "mamba", "some_new_attention", "sliding_window"]})
+    groups = [evict(2 + group, group=group) for group in range(5)]
+    (gone,) = of(build(many, lookup(1), *groups, step(8), done(9)), names.EVICT)
+
+    assert gone.attributes[names.EVICT_MAMBA_BLOCKS] == 4
+    assert gone.attributes[names.EVICT_SLIDING_WINDOW_BLOCKS] == 2
+    assert gone.attributes[names.EVICT_OTHER_BLOCKS] == 4, "of a kind without a name here, and of a fifth group"
+    assert sum(gone.attributes[names.EVICT_BLOCKS]) == 10
 
 
 @pytest.mark.parametrize(("groups", "said"), [({11: 2, 12: 2}, "2"), ({}, "")])
