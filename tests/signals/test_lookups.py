@@ -261,9 +261,11 @@ def test_links(lab: Labs, tmp_path: Path, version: str) -> None:
     refused = [
         run.by_id(span) for span, attributes in second.links if attributes.get(names.LINK_REASON) == names.LINK_REFUSED
     ]
+    assert run.one(names.LOOKUP, "cold").get(names.LOOKUP_LOST_TO) is None
     if run.said.hits[1]:
         assert not refused
     else:
+        assert second[names.LOOKUP_LOST_TO] == names.LINK_REFUSED
         assert second[names.LOOKUP_LIMITED_BY] == names.LIMITED_BY_GROUP_STATE
         assert refused
         for store in refused:
@@ -285,6 +287,7 @@ def test_link_to_the_eviction(lab: Labs, tmp_path: Path, version: str) -> None:
         run.by_id(span) for span, attributes in lookup.links if attributes.get(names.LINK_REASON) == names.LINK_EVICTED
     ]
     assert taken
+    assert lookup[names.LOOKUP_LOST_TO] == names.LINK_EVICTED
     for evict in taken:
         assert evict.name == names.EVICT
         assert evict[names.EVICT_EVICTOR_REQUEST_ID] == "b"
