@@ -3,6 +3,7 @@
 # make e2e     the tests with the real collector, Jaeger and Prometheus
 # make backends    these programs, built once and kept outside of the tree: OTEL_CACHE_BACKENDS, else ~/.cache/otel-cache/backends
 # make semconv    the names' module and reference page, from otel_cache/semconv/registry
+# make dashboards    Grafana's dashboards and Prometheus' rules in deploy/, from the same names
 # make bench   what it costs: the scheduler, the engine, the sidecar; half an hour on a machine with nothing else to do
 # make conformance    the same scenarios on every vLLM version that is supported
 # All do their set-up themselves; set PYTHON to choose the interpreter (3.11 to 3.14).
@@ -12,7 +13,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 .NOTPARALLEL:
-.PHONY: setup demo test test-fast backends e2e conformance semconv lint format clean distclean
+.PHONY: setup demo test test-fast backends e2e conformance semconv dashboards lint format clean distclean
 
 LANES := 0.28.0 0.30.0 0.33.0
 ALL_VERSIONS := 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0
@@ -56,6 +57,10 @@ conformance:
 semconv:
 	@scripts/setup.sh venv
 	$(BIN)/python -m scripts.semconv
+
+dashboards:
+	@scripts/setup.sh venv
+	$(BIN)/python -m scripts.dashboards
 
 bench:
 	@scripts/setup.sh venv
