@@ -1,5 +1,6 @@
 """Which lookups of a capture a report is about. All evidence is replayed; this chooses among what came out."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,14 +42,21 @@ def moment(text: str, begin: int, option: str) -> int:
         UsageError: it is neither; names the `option` that it came from.
 
     """
-    found = _OFFSET.fullmatch(text)
-    if found:
-        return begin + round(float(found[1]) * _UNITS[found[2]])
+    after = offset(text)
+    if after is not None:
+        return begin + after
     try:
         time = datetime.fromisoformat(text)
-    except ValueError:
+        return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1e9)
+    except (ValueError, OverflowError):
         raise UsageError(
             f"{option} {text}: neither a time such as 2026-05-01T12:00:00 (UTC) nor one after the capture's first "
             "lookup such as 90s, 10m or 2h"
         ) from None
-    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1e9)
+
+
+def offset(text: str) -> int | None:
+    """Return the nanoseconds that 500ms, 90s, 10m, 2h or 7d are; None where `text` is no such duration."""
+    found = _OFFSET.fullmatch(text)
+    duration = float(found[1]) * _UNITS[found[2]] if found else math.inf
+    return round(duration) if math.isfinite(duration) else None

@@ -22,6 +22,7 @@ VERBS = {
     "analyze": "Say why prompt tokens were not served from the prefix cache.",
     "explain": "Tell one request's whole story on a time line.",
     "doctor": "Say whether vLLM would be traced here, and whether its traces arrive.",
+    "fetch": "Fetch the spans that Jaeger or Tempo holds, to analyze them.",
     "lab": "Run vLLM's own scheduler on a CPU, from a scenario.",
     "run": "Run vLLM with the prefix cache traced.",
     "sidecar": "Run the process that builds spans and exports them.",
