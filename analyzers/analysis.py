@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from analyzers.capacity import capacity_of
 from analyzers.choice import Choice
+from analyzers.counters import check_counters
 from analyzers.coverage import coverage_of
 from analyzers.families import with_families
 from analyzers.findings import findings
@@ -37,8 +38,9 @@ def analyze(capture: Capture, choice: Choice | None = None) -> Analysis:
     replicas = len({life.replica for life in capture.lives})
     known = speeds(capture.steps)
     fleet, capacity = fleet_of(results, replay.caches, replicas), capacity_of(capture, replay.caches, results)
+    counters = check_counters(capture)
     found = findings(results, replay.settings, known) + observations(
-        capture, results, replay.settings, known, fleet, capacity, replay.holes
+        capture, results, replay.settings, known, fleet, capacity, replay.holes, counters
     )
     return Analysis(
         coverage=coverage_of(capture, len(results), replay.holes),
@@ -51,6 +53,7 @@ def analyze(capture: Capture, choice: Choice | None = None) -> Analysis:
         capacity=capacity,
         prefill_seconds=_seconds(results, known, avoidable=False),
         avoidable_seconds=_seconds(results, known, avoidable=True),
+        counters=counters,
     )
 
 

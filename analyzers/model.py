@@ -91,6 +91,8 @@ class Capture:
         usages: what spans of other programs say of a request's tokens: `trace_id`, `span_id`, `parent_span_id`,
             `name`, `request_id` str, `start`, `end`, `prompt_tokens`, `cache_read_tokens` i64 or null; of a router
             `router_keys`, the prompt's blocks as it counts them, and `router_blocks`, how many of them it saw cached.
+        counters: points of vLLM's counters of its prefix cache: `series` str (attributes as JSON), `name`, `what`
+            (`queries`, `hits`) str, `time` i64 (ns), `value` f64 (tokens), `delta` bool (since the point before).
         sampled_spans: spans of the evidence that sampling is known to have kept back.
         unexported_spans: spans that found no room on their way to the back end.
         spans: number of spans read, other programs' spans not counted.
@@ -108,6 +110,7 @@ class Capture:
     steps: pl.DataFrame
     requests: pl.DataFrame
     usages: pl.DataFrame
+    counters: pl.DataFrame
     spans: int
     foreign_spans: int
     skipped_lines: int
@@ -328,6 +331,38 @@ class Fleet:
 
 
 @dataclass(frozen=True)
+class CounterCheck:
+    """What a counter of vLLM's counted in the time between its first and its last point, and what the lookups say.
+
+    Attributes:
+        source: name of the metric.
+        what: `queries` (tokens looked up) or `hits`.
+        replicas: those whose counters were added up: one, unless the capture does not tell which counter is whose.
+        begin, end: of the time, ns since the epoch.
+        said: tokens by the counter.
+        least, most: tokens by the lookups, without and with those so near to either end that a point may or may not
+            have them.
+        with_refused: whether `said` fits once lookups count again each time that admission refused them.
+
+    """
+
+    source: str
+    what: str
+    replicas: Sequence[str]
+    begin: int
+    end: int
+    said: int
+    least: int
+    most: int
+    with_refused: bool = False
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the counter can be right."""
+        return self.least <= self.said <= self.most
+
+
+@dataclass(frozen=True)
 class GroupCapacity:
     """What one group does with the pool; blocks are counted by their keys.
 
@@ -406,6 +441,7 @@ class Analysis:
     capacity: Sequence[Capacity] = ()
     prefill_seconds: Range | None = None
     avoidable_seconds: Range | None = None
+    counters: Sequence[CounterCheck] = ()
 
     @property
     def prompt_tokens(self) -> int:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from analyzers import model, pool_findings
+from analyzers.coverage import sampled_spans
 from analyzers.events import Holes
-from analyzers.model import Capacity, Capture, Finding, Fleet, LookupResult, Range
+from analyzers.model import Capacity, Capture, CounterCheck, Finding, Fleet, LookupResult, Range
 from analyzers.settings import Settings
 from analyzers.speed import Speed, total_seconds
 from analyzers.usage import disagreements, predictions
@@ -26,10 +27,12 @@ def observations(
     fleet: Fleet | None,
     capacity: Sequence[Capacity],
     holes: Holes,
+    counters: Sequence[CounterCheck],
 ) -> list[Finding]:
     """Return what there is to say beside the lost classes; settings and speeds are by life."""
     return [
         *_reporting(capture, results),
+        *_counters(counters),
         *_speculation(capture, results, settings, known),
         *_routing(fleet, results),
         *_router(capture, results),
@@ -59,6 +62,34 @@ def _reporting(capture: Capture, results: Sequence[LookupResult]) -> list[Findin
                 replicas=sorted({results[row[0]].replica for row in rows}),
             )
         )
+    return found
+
+
+def _counters(checks: Sequence[CounterCheck]) -> list[Finding]:
+    """Return where a counter cannot have counted what the lookups say."""
+    found = []
+    for check in checks:
+        if check.agrees:
+            continue
+        ours = number(check.least) if check.least == check.most else f"{number(check.least)} to {number(check.most)}"
+        what = "tokens looked up" if check.what == "queries" else "tokens hit"
+        fix = "look for lookups that the capture lacks, and for engines whose counters it lacks"
+        if check.with_refused:
+            fix = "trust the lookups: this counter takes a lookup again each time that its admission was refused, as "
+            fix += "vLLM 0.26 does; from 0.27 on it counts admitted ones alone"
+        found.append(
+            Finding(
+                rule="reporting",
+                summary=f"{check.source} counts {number(check.said)} {what} on {', '.join(check.replicas)}, the "
+                f"lookups {ours}",
+                evidence={"source": check.source, "what": check.what, "said": check.said, "least": check.least,
+                          "most": check.most, "begin": check.begin, "end": check.end},
+                fix=fix,
+                tokens_lost=0,
+                severity="info" if check.with_refused else "error",
+                replicas=list(check.replicas),
+            )
+        )  # fmt: skip
     return found
 
 
@@ -169,16 +200,18 @@ def _router(capture: Capture, results: Sequence[LookupResult]) -> list[Finding]:
 
 
 def _evidence(capture: Capture, results: Sequence[LookupResult], holes: Holes) -> list[Finding]:
-    if not capture.sampled_spans and not capture.unexported_spans:
+    sampled = sampled_spans(capture, holes)
+    if not sampled and not capture.unexported_spans:
         return []
     unknown = sum(result.lost.get(model.UNKNOWN, 0) for result in results)
     return [
         Finding(
             rule="sampled",
-            summary=f"the capture is thinned: sampling kept back {number(capture.sampled_spans)} spans of evidence, "
+            summary=f"the capture is thinned: sampling kept back {number(sampled)} spans of evidence, "
             f"and {number(capture.unexported_spans)} found no room",
             evidence={"unknown_tokens": unknown, "missing": holes.missing},
-            fix="analyze the sidecar's own file, which sampling does not thin",
+            fix="analyze the whole evidence, which sampling does not thin: the sidecar's own file, or what a collector "
+            "recorded before it sampled",
             tokens_lost=0,
             severity="info",
         )

@@ -8,6 +8,7 @@ import polars as pl
 from analyzers.model import Capture
 from analyzers.readers import order, rows, schemas
 from analyzers.readers.attributes import integer_or
+from analyzers.readers.counters import Point
 from analyzers.readers.lives import Lives
 from analyzers.readers.spans import FOREIGN, WORKER, FlatSpan
 from analyzers.readers.tally import BAD_SPAN, SpanError, Tally
@@ -60,6 +61,11 @@ def _usage_frame(found: list[rows.Row]) -> pl.DataFrame:
     return frame.unique(["trace_id", "span_id"], keep="any").sort("start", "span_id")
 
 
+def _counter_frame(points: list[Point]) -> pl.DataFrame:
+    rows = [(p.series, p.name, p.what, p.time, p.value, p.delta) for p in points]
+    return pl.DataFrame(rows, schema=schemas.COUNTERS, orient="row").unique().sort("series", "name", "time", "value")
+
+
 class CaptureBuilder:
     """Takes spans in any order and gives the capture that they make."""
 
@@ -76,11 +82,15 @@ class CaptureBuilder:
             names.REQUEST: _Table(schemas.REQUESTS, rows.request_rows),
         }
         self._usages: list[rows.Row] = []
+        self._points: list[Point] = []
         self._sampled = 0
         self._unexported = 0
 
-    def add(self, span: FlatSpan) -> None:
-        """Take one span; count it if it was read before, or cannot be used."""
+    def add(self, span: FlatSpan | Point) -> None:
+        """Take one span, or a point of a counter; count a span if it was read before, or cannot be used."""
+        if isinstance(span, Point):
+            self._points.append(span)
+            return
         if span.life == FOREIGN:
             self._usages.extend(rows.usage_rows(span))
             return
@@ -89,6 +99,7 @@ class CaptureBuilder:
         identity = span.identity
         if identity in self._seen:
             self._tally.duplicates += 1
+            self.lives.saw_again(span.life, identity)
             return
         table = self._tables.get(span.name)
         if table is not None:
@@ -101,7 +112,7 @@ class CaptureBuilder:
                 return
         self._seen.add(identity)
         self._tally.spans += 1
-        self.lives.saw(span.life, span.start)
+        self.lives.saw(span.life, span.start, identity)
 
     def build(self) -> Capture:
         """Return the capture of all spans taken."""
@@ -119,6 +130,7 @@ class CaptureBuilder:
             steps=order.sort(steps),
             requests=requests.sort("life", "start", "span_id"),
             usages=_usage_frame(self._usages),
+            counters=_counter_frame(self._points),
             sampled_spans=self._sampled,
             unexported_spans=self._unexported,
             spans=self._tally.spans,

@@ -128,3 +128,12 @@ USAGES: Schema = {
     "router_keys": pl.Int64(),
     "router_blocks": pl.Int64(),
 }
+
+COUNTERS: Schema = {
+    "series": pl.String(),
+    "name": pl.String(),
+    "what": pl.String(),
+    "time": pl.Int64(),
+    "value": pl.Float64(),
+    "delta": pl.Boolean(),
+}

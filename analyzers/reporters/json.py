@@ -9,6 +9,7 @@ from analyzers.model import (
     CLASSES,
     Analysis,
     Capacity,
+    CounterCheck,
     Coverage,
     Finding,
     Fleet,
@@ -45,6 +46,7 @@ def to_object(analysis: Analysis, lookups: Lookups = "all") -> dict[str, Any]:
         "funnel": dict(analysis.funnel),
         "fleet": _fleet(analysis.fleet),
         "capacity": [_capacity(capacity) for capacity in analysis.capacity],
+        "counters": [_counter(check) for check in analysis.counters],
         "lookups": [_lookup(lookup) for lookup in select_lookups(analysis, lookups)],
         "sequences": [_sequence(sequence) for sequence in analysis.sequences],
         "findings": [_finding(finding, analysis) for finding in analysis.findings],
@@ -114,6 +116,21 @@ def _capacity(capacity: Capacity) -> dict[str, Any]:
         "warm": capacity.warm,
         "longest": [{"request_id": request, "tokens": tokens} for request, tokens in capacity.longest],
         "evictions": [{"by": each.by, "of": each.of, "blocks": each.blocks} for each in capacity.evictions],
+    }
+
+
+def _counter(check: CounterCheck) -> dict[str, Any]:
+    return {
+        "source": check.source,
+        "what": check.what,
+        "replicas": list(check.replicas),
+        "begin": check.begin,
+        "end": check.end,
+        "said": check.said,
+        "least": check.least,
+        "most": check.most,
+        "agrees": check.agrees,
+        "with_refused": check.with_refused,
     }
 
 

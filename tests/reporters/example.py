@@ -6,6 +6,7 @@ from analyzers.model import (
     CLASSES,
     Analysis,
     Capacity,
+    CounterCheck,
     Coverage,
     Eviction,
     Fact,
@@ -68,6 +69,7 @@ ANALYSIS = Analysis(
     ],
     prefill_seconds=(1.0, 3.0),
     avoidable_seconds=(0.5, 1.25),
+    counters=[CounterCheck("vllm:prefix_cache_queries_total", "queries", ["r0"], 1000, 2000, 23820, 11910, 23820)],
 )  # fmt: skip
 EMPTY = Analysis(Coverage(1, 1, 0, 0, 0), {}, [], [], [])
 
