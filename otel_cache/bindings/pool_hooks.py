@@ -184,6 +184,7 @@ def reset(original: Function, context: Context) -> Function:
         replica = getattr(self, ATTRIBUTE, None)
         if replica and result:
             try:
+                replica.renew_cache()
                 context.emit((pack.reset, replica, time_ns()))
             except Exception as error:
                 swallow("the reset hook", error)

@@ -91,6 +91,10 @@ class Replica:
         self.contexts = [drawn[at : at + CONTEXT_BYTES] for at in range(0, len(drawn), CONTEXT_BYTES)]
         return self.contexts
 
+    def renew_cache(self) -> None:
+        """Look at the pool's keys where they are now: a reset gives the pool another map."""
+        self.cached_keys = _cached_keys(self.pool.cached_block_hash_to_block)
+
     def request_state(self, request: Any) -> RequestState:
         """Return the state of a live `request`, made on first sight."""
         state = self.requests.get(request.request_id)
