@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analyzers import model
-from analyzers.finders import agree, drop_unit, find
+from analyzers.finders import agree, drop_unit, find, furthest
 from analyzers.missing import Missing, find_missing, state_class
 from analyzers.prompts import Prompt
 from analyzers.residency import Loss, Residency, View
@@ -45,6 +45,7 @@ class Scene:
         here: the replica's cache at the lookup.
         fleet: all caches that could have held the prompt, `here` included, each with the prompt as it names it.
         coming: takes a position (tokens); how far beyond it producers at work registered the prompt afterwards.
+        completed: a KV connector brings what a group lacks at the furthest hit of another.
         holes_elsewhere: evidence of another cache is missing, so what this one never had is not certain.
         holes_later: evidence of some cache is missing, before or after, so what was still to come is not certain.
 
@@ -55,6 +56,7 @@ class Scene:
     here: Residency
     fleet: Sequence[View]
     coming: Callable[[int], Coming]
+    completed: bool = False
     holes_elsewhere: bool = False
     holes_later: bool = False
 
@@ -120,13 +122,17 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
         walk.down(model.ALIGNMENT, 0)
     walk.down(model.TAIL, grid)
 
+    hashed = len(chain) * settings.hash_block
     once = here.dense_prefix(chain, walk.at, ever=True)
     _registration(walk, scene)
     registered = walk.at
     local = here.dense_prefix(chain, walk.at)
-    _residence(walk, scene, chain, local, once)
 
-    hashed = len(chain) * settings.hash_block
+    def holds(group: Group, position: int) -> bool:
+        return here.holds(group, chain, position)
+
+    completed = min(walk.at, furthest(settings, holds, limit, hashed)) if scene.completed else 0
+    _residence(walk, scene, chain, max(local, completed), once)
 
     # A state of a sparse group can be no further on than what an earlier request had of the prompt.
     possible = min(hashed, max(0, scene.seen.same_key - settings.lookahead))
@@ -135,14 +141,14 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
         return _dense_only(here, group, chain, position, possible)
 
     held = walk.at
-    needed = min(held, agree(settings, dense_only, limit, hashed))
+    needed = completed if scene.completed else min(held, agree(settings, dense_only, limit, hashed))
     walk.down(model.SPECULATIVE_DROP, max(needed, min(held, _after_drop(settings, dense_only, limit, hashed))))
     if needed < walk.at:
         undropped = min(held, agree(settings, dense_only, limit, hashed, drop=False))
         walk.reasons.append("after_drop" if undropped > needed else "grid")
     walk.down(model.ALIGNMENT, needed)
 
-    predicted = min(needed, agree(settings, lambda g, p: here.holds(g, chain, p), limit, hashed))
+    predicted = completed if scene.completed else min(needed, agree(settings, holds, limit, hashed))
     result = Explained(predicted, needed, walk.steps, [], max(needed, predicted))
     if predicted < needed:
         result.missing = find_missing(here, chain, needed)

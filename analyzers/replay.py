@@ -140,6 +140,7 @@ class Replay:
                 coming=lambda after: self._producers.coming(
                     prompt.chain, self._comparable(life), after, event.time, name, self._prompts
                 ),
+                completed=row["connector"],
                 holes_elsewhere=any(self._holes.by_now(other) for other in others if other != life),
                 holes_later=any(self._holes.ever(other) for other in others),
             )

@@ -23,15 +23,20 @@ def check(analysis: Analysis, said: LabResult) -> None:
     """Hold the invariants: tokens add up, hits are vLLM's, and each was predicted."""
     assert analysis.coverage.missing_records == 0
     assert analysis.coverage.skipped_lines == 0
-    assert {lookup.request_id: lookup.hit_tokens for lookup in analysis.lookups} == {
+    assert {lookup.request_id: began_with(lookup) for lookup in analysis.lookups} == {
         request.request_id: request.hit_tokens for request in said.requests
     }
     assert not [finding for finding in analysis.findings if finding.severity == "error"]
     for lookup in analysis.lookups:
         assert lookup.hit_tokens + sum(lookup.lost.values()) == lookup.prompt_tokens, lookup
-        assert lookup.predicted_hit_tokens == lookup.hit_tokens, lookup
+        assert lookup.predicted_hit_tokens == lookup.hit_tokens + lookup.lost.get("discarded_after_lookup", 0), lookup
         assert not {"unknown", "unexplained"} & set(lookup.lost), lookup
         assert all(tokens > 0 for tokens in lookup.lost.values()), lookup
+
+
+def began_with(lookup: LookupResult) -> int:
+    """Return the tokens that the request had computed when it began: its hit, and what a connector brought."""
+    return lookup.hit_tokens + lookup.lost.get("external_hit", 0)
 
 
 def hits(analysis: Analysis) -> list[int]:
