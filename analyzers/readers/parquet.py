@@ -35,8 +35,8 @@ BATCH_ROWS = 65536
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-def read_spans(stream: BinaryIO, label: str, find_life: FindLife, tally: Tally) -> Iterator[FlatSpan]:
-    """Yield the spans of otel_cache in the Parquet file `stream`; count what is something else or damaged.
+def read_spans(stream: BinaryIO | str, label: str, find_life: FindLife, tally: Tally) -> Iterator[FlatSpan]:
+    """Yield the spans of otel_cache in an open Parquet file, or at an address in object storage; count the rest.
 
     Raises:
         CaptureError: the file is damaged, cut off, or has not the columns of a capture.
@@ -67,7 +67,7 @@ def read_spans(stream: BinaryIO, label: str, find_life: FindLife, tally: Tally) 
                 tally.skip(BAD_SPAN, where, str(error))
 
 
-def _batches(stream: BinaryIO, label: str) -> Iterator[pl.DataFrame]:
+def _batches(stream: BinaryIO | str, label: str) -> Iterator[pl.DataFrame]:
     try:
         scan = pl.scan_parquet(stream)
         schema = scan.collect_schema()

@@ -1,26 +1,23 @@
-"""Paths, folders, globs and stdin to open byte streams, told apart by their first bytes and not by their names."""
+"""Paths, folders, globs, stdin and addresses in object storage to the inputs that they stand for."""
 
 import glob
-import gzip
-import io
 import os
-import sys
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
 
+from analyzers.readers.content import is_capture
 from analyzers.readers.tally import FILE, Tally
 from otel_cache.errors import CaptureError
 
 STDIN = "-"
-PARQUET_MAGIC = b"PAR1"
-GZIP_MAGIC = b"\x1f\x8b"
-ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-BOM = b"\xef\xbb\xbf"
+LOCAL = "file://"
+STORES = ("s3://", "s3a://", "gs://", "gcs://", "az://", "azure://", "abfs://", "abfss://")
+"""Schemes of object storage that polars reads by itself."""
 LINE_SUFFIXES = (".jsonl", ".ndjson")
 HEAD_BYTES = 64
+NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -29,18 +26,27 @@ class Source:
 
     Attributes:
         label: what the user calls it.
-        path: the file, or None for stdin.
-        found: it was found in a folder, not named: what is no capture there is passed over.
+        path: the file; None for stdin and object storage.
+        found: it was found in a folder or beside a file, not named: what cannot be read there is passed over.
+        address: of Parquet in object storage, which may be a pattern; "" for files and stdin.
 
     """
 
     label: str
     path: Path | None
     found: bool = False
+    address: str = ""
+
+    @property
+    def key(self) -> str:
+        """What is the same for two names of one input."""
+        return self.address or (STDIN if self.path is None else os.path.realpath(self.path))
 
 
 def find_sources(paths: Sequence[str | os.PathLike[str]], tally: Tally) -> list[Source]:
     """Return the inputs that `paths` stand for: files as they are given, folders and globs in the order of names.
+
+    With a file come those that the collector's rotation made of it, `name-TIMESTAMP.ext`.
 
     Raises:
         CaptureError: a path does not exist, a glob matches nothing, a folder holds no capture.
@@ -48,16 +54,15 @@ def find_sources(paths: Sequence[str | os.PathLike[str]], tally: Tally) -> list[
     """
     sources: list[Source] = []
     for given in paths:
-        sources.extend(_resolve(os.fspath(given)))
+        sources.extend(_resolve(os.fspath(given), tally))
     seen: set[str] = set()
     unique: list[Source] = []
     for source in sources:
-        key = STDIN if source.path is None else os.path.realpath(source.path)
-        if key not in seen:
+        if source.key not in seen:
             unique.append(source)
         elif not source.found:
             tally.note(FILE, f"{source.label}: given more than once and read once")
-        seen.add(key)
+        seen.add(source.key)
     return unique
 
 
@@ -74,15 +79,26 @@ def is_source(path: str, paths: Sequence[str | os.PathLike[str]]) -> bool:
     return any(source.path is not None and os.path.samefile(path, source.path) for source in sources)  # noqa: PTH121
 
 
-def _resolve(text: str) -> Iterator[Source]:
+def _resolve(text: str, tally: Tally) -> Iterator[Source]:
     if text == STDIN:
         yield Source("stdin", None)
         return
-    path = Path(text)
+    if text.startswith(STORES):
+        yield Source(text, None, address=text)
+        return
+    path = Path(text.removeprefix(LOCAL))
+    rotated = _rotated(path)
     if path.is_dir():
-        yield from _walk(path)
-    elif os.path.lexists(path):
-        yield Source(text, path)
+        yield from _walk(path, tally)
+    elif os.path.lexists(path) or rotated:
+        # Just after a rotation the newest holds nothing.
+        if os.path.lexists(path) and not (rotated and not path.stat().st_size):
+            yield Source(text, path)
+        if rotated:
+            tally.note(
+                FILE, f"{text}: read with {len(rotated)} rotated file{'' if len(rotated) == 1 else 's'} beside it"
+            )
+        yield from rotated
     elif glob.has_magic(text):
         matches = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 (the pattern may be absolute)
         if not matches:
@@ -90,26 +106,52 @@ def _resolve(text: str) -> Iterator[Source]:
         for match in matches:
             if Path(match).is_dir():
                 if "**" not in text:
-                    yield from _walk(Path(match))
+                    yield from _walk(Path(match), tally)
             else:
                 yield Source(match, Path(match))
     else:
         raise CaptureError(f"{text}: no such file or folder; give the file that the sidecar or a collector wrote")
 
 
-def _walk(folder: Path) -> Iterator[Source]:
+def _rotated(path: Path) -> list[Source]:
+    """Return what the rotation of the collector's file exporter made of `path`, the oldest first."""
+    name = re.compile(
+        re.escape(path.stem)
+        + r"-\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}(-[a-z]+)?"
+        + re.escape(path.suffix)
+        + r"(\.gz|\.zst)?"
+    )
+    try:
+        beside = (each for each in path.parent.iterdir() if name.fullmatch(each.name))
+        found = sorted(each for each in beside if each.is_file() and each.stat().st_size)
+    except OSError:
+        return []
+    return [Source(str(each), each, found=True) for each in found]
+
+
+def _walk(folder: Path, tally: Tally) -> Iterator[Source]:
     found = False
+    others: list[str] = []
     for parent, folders, names in os.walk(folder, onerror=_raise_unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             path = Path(parent, name)
-            if not name.startswith(".") and path.is_file() and _looks_like_capture(path):
+            if name.startswith(".") or not path.is_file():
+                continue
+            if _looks_like_capture(path):
                 found = True
                 yield Source(str(path), path, found=True)
+            else:
+                others.append(str(path.relative_to(folder)))
     if not found:
         raise CaptureError(
-            f"{folder}: no capture in this folder; looked for OTLP JSON lines and Parquet, in subfolders too"
+            f"{folder}: no capture in this folder; looked for OTLP JSON and Protobuf, Parquet, and downloads of Jaeger "
+            "and Tempo, compressed or not, in subfolders too"
         )
+    if others:
+        shown = ", ".join(others[:NAMES_SHOWN]) + (", ..." if len(others) > NAMES_SHOWN else "")
+        plural = "file that is no capture" if len(others) == 1 else "files that are no captures"
+        tally.note(FILE, f"{folder}: {len(others)} {plural} passed over ({shown})")
 
 
 def _raise_unreadable(error: OSError) -> None:
@@ -122,45 +164,4 @@ def _looks_like_capture(path: Path) -> bool:
             head = stream.read(HEAD_BYTES)
     except OSError as error:
         raise CaptureError(f"{path}: cannot be read ({error.strerror})") from error
-    if not head:
-        return False
-    text = head.removeprefix(BOM).lstrip()
-    return head.startswith((PARQUET_MAGIC, GZIP_MAGIC, ZSTD_MAGIC)) or text[:1] == b"{" or path.suffix in LINE_SUFFIXES
-
-
-@contextmanager
-def open_source(source: Source) -> Iterator[tuple[Literal["lines", "parquet"], BinaryIO]]:
-    """Open `source` and yield what it holds, lines or Parquet, and the stream at its first byte.
-
-    Raises:
-        CaptureError: the file cannot be opened, is empty, or is compressed in a way that is not read.
-
-    """
-    try:
-        stream = sys.stdin.buffer if source.path is None else source.path.open("rb")
-    except OSError as error:
-        raise CaptureError(f"{source.label}: cannot be read ({error.strerror})") from error
-    try:
-        head = _peek(stream, source.label)
-        if head.startswith(PARQUET_MAGIC):
-            # Parquet is read from its end: what cannot seek is taken into memory.
-            yield "parquet", stream if stream.seekable() else io.BytesIO(stream.read())
-        elif head.startswith(GZIP_MAGIC):
-            yield "lines", cast(BinaryIO, gzip.GzipFile(fileobj=stream))
-        elif head.startswith(ZSTD_MAGIC):
-            raise CaptureError(f"{source.label}: compressed with zstd; decompress it first: zstd -d {source.label}")
-        else:
-            yield "lines", stream
-    finally:
-        if source.path is not None:
-            stream.close()
-
-
-def _peek(stream: BinaryIO, label: str) -> bytes:
-    try:
-        head = cast(io.BufferedReader, stream).peek(HEAD_BYTES)[:HEAD_BYTES]
-    except OSError as error:
-        raise CaptureError(f"{label}: cannot be read ({error.strerror})") from error
-    if not head:
-        raise CaptureError(f"{label}: empty; it holds no span yet, or the program that should write it did not run")
-    return head
+    return bool(head) and (is_capture(head) or path.suffix in LINE_SUFFIXES)

@@ -227,7 +227,7 @@ def test_what_cannot_be_read_at_all_is_one_sentence(tmp_path: Path) -> None:
     assert message_of(empty).startswith(f"{empty}: empty")
     packed = tmp_path / "spans.zst"
     packed.write_bytes(b"\x28\xb5\x2f\xfd....")
-    assert "zstd -d" in message_of(packed)
+    assert "cut off or damaged at its beginning" in message_of(packed)
     link = tmp_path / "link"
     link.symlink_to(missing)
     assert message_of(link).startswith(f"{link}: cannot be read")
