@@ -24,6 +24,7 @@ VERBS = {
     "doctor": "Say whether vLLM would be traced here, and whether its traces arrive.",
     "fetch": "Fetch the spans that Jaeger or Tempo holds, to analyze them.",
     "lab": "Run vLLM's own scheduler on a CPU, from a scenario.",
+    "probe": "Ask a live server what its prefix cache reuses, and why it misses.",
     "run": "Run vLLM with the prefix cache traced.",
     "sidecar": "Run the process that builds spans and exports them.",
 }
