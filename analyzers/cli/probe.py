@@ -115,7 +115,7 @@ def _spans(path: str | None, port: int | None) -> "Iterator[Spans | None]":
     from analyzers.probe.receiver import Receiver
 
     with tempfile.TemporaryDirectory(prefix="otel-cache-probe-") as folder:
-        file = Path(folder) / "spans.jsonl"
+        file = Path(folder) / "spans"
         receiver = Receiver(port or 0, file)
         click.echo(f"taking spans by OTLP (gRPC) on port {receiver.port}", err=True)
         try:
