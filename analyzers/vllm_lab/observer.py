@@ -26,6 +26,7 @@ class Observer:
         self._cleared: Counter[int] = Counter()
         self._hash = hashlib.sha256()
         self._drafted = self._accepted = 0
+        self._queries = self._hits = 0
         self.steps = 0
         self._watch()
 
@@ -52,6 +53,10 @@ class Observer:
             if stats is not None:
                 self._drafted += stats.num_draft_tokens
                 self._accepted += stats.num_accepted_tokens
+            cache = getattr(client.scheduler_stats, "prefix_cache_stats", None)
+            if cache is not None:
+                self._queries += cache.queries
+                self._hits += cache.hits
 
     def reset(self) -> None:
         """Take note that the cache was cleared."""
@@ -66,6 +71,8 @@ class Observer:
             drafted=self._drafted,
             accepted=self._accepted,
             digest=self._hash.hexdigest(),
+            queries=self._queries,
+            hits=self._hits,
             registered=dict(+self._registered),
             added=dict(+self._added),
             removed=dict(+self._removed),

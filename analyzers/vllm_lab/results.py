@@ -32,17 +32,19 @@ class RequestResult(msgspec.Struct, frozen=True):
 class ReplicaResult(msgspec.Struct, frozen=True):
     """One replica's scheduler.
 
-    `steps` counts the calls of `schedule`, `drafted` and `accepted` are the sums of vLLM's own statistics. `digest`
-    is that of all that the scheduler returned: chunks, block ids, drafts, outputs. With `observe_cache` the rest is
-    what was put into the block pool's map and taken out, by group: how often a block was `registered` under a key,
-    which another block may carry too, keys `added` to the map and `removed` from it (a key that moves from block to
-    block is both), and keys `cleared` by a reset.
+    `steps` counts the calls of `schedule`; `drafted`, `accepted`, and `queries` and `hits` (tokens of the prefix cache)
+    are the sums of vLLM's own statistics. `digest` is that of all that the scheduler returned: chunks, block ids,
+    drafts, outputs. With `observe_cache` the rest is what was put into the block pool's map and taken out, by group:
+    how often a block was `registered` under a key, which another block may carry too, keys `added` to the map and
+    `removed` from it (a key that moves from block to block is both), and keys `cleared` by a reset.
     """
 
     steps: int
     drafted: int
     accepted: int
     digest: str
+    queries: int = 0
+    hits: int = 0
     registered: dict[int, int] = {}
     added: dict[int, int] = {}
     removed: dict[int, int] = {}
