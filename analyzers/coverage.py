@@ -11,7 +11,9 @@ from otel_cache.semconv import names
 
 def coverage_of(capture: Capture, lookups: int, holes: Holes) -> Coverage:
     """Return the coverage of `capture`, of which `lookups` requests are reported."""
-    samplers = {str(life.attributes[names.SAMPLER]) for life in capture.lives if names.SAMPLER in life.attributes}
+    keys = (names.SAMPLER, names.COLLECTOR_SAMPLER)
+    samplers = {str(life.attributes[key]) for life in capture.lives for key in keys if key in life.attributes}
+    sampled = sampled_spans(capture, holes)
     evidence = [frame.select("start") for frame in (capture.lookups, capture.stores, capture.evicts)]
     times = pl.concat(evidence)["start"]
     incomplete = {life.replica for life in capture.lives if holes.ever(life.index)}
@@ -19,11 +21,11 @@ def coverage_of(capture: Capture, lookups: int, holes: Holes) -> Coverage:
         spans=capture.spans,
         replicas=len({life.replica for life in capture.lives}),
         lookups=lookups,
-        missing_records=max(0, holes.missing - capture.sampled_spans),
+        missing_records=max(0, holes.missing - sampled),
         skipped_lines=capture.skipped_lines,
         foreign_spans=capture.foreign_spans,
         notes=capture.notes,
-        sampled_spans=min(capture.sampled_spans, holes.missing) or capture.sampled_spans,
+        sampled_spans=min(sampled, holes.missing) or sampled,
         unexported_spans=capture.unexported_spans,
         samplers=sorted(samplers),
         begin=int(times.min() or 0),  # type: ignore[arg-type]
@@ -31,6 +33,13 @@ def coverage_of(capture: Capture, lookups: int, holes: Holes) -> Coverage:
         incomplete_replicas=sorted(incomplete),
         skew=_skew(capture),
     )
+
+
+def sampled_spans(capture: Capture, holes: Holes) -> int:
+    """Return how many spans of the evidence sampling kept back, by what is told and by the holes it left."""
+    if not holes.thinned and not holes.missing:
+        return 0  # what was sampled is there all the same, from elsewhere
+    return max(capture.sampled_spans, holes.kept_back)
 
 
 def _skew(capture: Capture) -> Mapping[str, float]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from analyzers import model
+from otel_cache.semconv import names
 
 
 class Event(NamedTuple):
@@ -60,6 +61,9 @@ class Holes:
 
     Attributes:
         missing: records and spans that are known to be missing.
+        kept_back: of these, spans of lives that a collector thinned: it does not count what it keeps back.
+        thinned: all that is known of some life has been through a sampler. What that kept back need not leave a hole:
+            it may be the newest of a life, or a life as a whole.
 
     """
 
@@ -69,6 +73,9 @@ class Holes:
         self._ever = [False for _ in capture.lives]
         self._gaps: list[list[int]] = [[] for _ in capture.lives]
         self.missing = 0
+        self.kept_back = 0
+        samplers = [{names.SAMPLER, names.COLLECTOR_SAMPLER} & set(life.attributes) for life in capture.lives]
+        self.thinned = any(samplers)
         for event in events:
             row = event.row
             if row["number"] is not None:
@@ -77,7 +84,9 @@ class Holes:
                 self.missing += row["missing"]
                 self._ever[event.life] = True
         for life, known in numbers.items():
-            self.missing += max(known) + 1 - len(known)
+            absent = max(known) + 1 - len(known)
+            self.missing += absent
+            self.kept_back += absent if names.COLLECTOR_SAMPLER in samplers[life] else 0
             self._gaps[life] = gaps(known)
             self._ever[life] |= bool(self._gaps[life])
 

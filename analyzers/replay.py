@@ -141,8 +141,9 @@ class Replay:
                     prompt.chain, self._comparable(life), after, event.time, name, self._prompts
                 ),
                 completed=row["connector"],
-                holes_elsewhere=any(self._holes.by_now(other) for other in others if other != life),
-                holes_later=any(self._holes.ever(other) for other in others),
+                holes_elsewhere=self._holes.thinned
+                or any(self._holes.by_now(other) for other in others if other != life),
+                holes_later=self._holes.thinned or any(self._holes.ever(other) for other in others),
             )
             explained = explain(prompt, scene)
             turn = self._previous_turn(prompt, relative, seen.same_key)

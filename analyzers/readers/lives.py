@@ -9,9 +9,10 @@ from analyzers.model import Life
 from analyzers.readers.attributes import text
 from analyzers.readers.spans import WORKER
 from analyzers.readers.tally import SpanError
-from otel_cache.semconv.names import REPLICA_ID, WORKER_RANK
+from otel_cache.semconv.names import COLLECTOR_SAMPLER, REPLICA_ID, SAMPLER, WORKER_RANK
 
 INSTANCE_ID = "service.instance.id"
+_SAMPLERS = {SAMPLER, COLLECTOR_SAMPLER}
 
 
 @dataclass
@@ -31,6 +32,8 @@ class Lives:
     def __init__(self) -> None:
         self._handles: dict[str, int] = {}
         self._resources: list[_Resource] = []
+        self._sampled: dict[bytes, tuple[str, str]] = {}
+        """Life of each span of which no copy came but by way of a sampler."""
 
     def find(self, attributes: Mapping[str, Any]) -> int:
         """Return the handle of a resource; `WORKER` for that of a worker.
@@ -50,11 +53,18 @@ class Lives:
             self._resources.append(_Resource((replica, instance), written, attributes))
         return handle
 
-    def saw(self, handle: int, start: int) -> None:
+    def saw(self, handle: int, start: int, identity: bytes) -> None:
         """Count a span of this resource, which began at `start`."""
         resource = self._resources[handle]
         resource.start = min(start, resource.start) if resource.spans else start
         resource.spans += 1
+        if not _SAMPLERS.isdisjoint(resource.attributes):
+            self._sampled[identity] = resource.life
+
+    def saw_again(self, handle: int, identity: bytes) -> None:
+        """Note that a span came that had been read before, now with this resource."""
+        if self._sampled and _SAMPLERS.isdisjoint(self._resources[handle].attributes):
+            self._sampled.pop(identity, None)
 
     def index(self) -> tuple[list[Life], dict[int, int]]:
         """Return the lives that have spans, ordered by replica and first start, and the index of each handle."""
@@ -66,15 +76,22 @@ class Lives:
         def order(life: tuple[str, str]) -> tuple[str, int, str]:
             return life[0], min(resource.start for resource in by_life[life]), life[1]
 
-        lives = [Life(index, *life, _joined(by_life[life])) for index, life in enumerate(sorted(by_life, key=order))]
+        sampled = set(self._sampled.values())
+        lives = [
+            Life(index, *life, _joined(by_life[life], life in sampled))
+            for index, life in enumerate(sorted(by_life, key=order))
+        ]
         of_life = {(life.replica, life.instance): life.index for life in lives}
         handles = enumerate(self._resources)
         return lives, {handle: of_life[resource.life] for handle, resource in handles if resource.spans}
 
 
-def _joined(resources: list[_Resource]) -> dict[str, Any]:
-    """Join the resources of one life: what most spans say holds, so that one damaged line does not change a setting."""
+def _joined(resources: list[_Resource], sampled: bool) -> dict[str, Any]:
+    """Join the resources of one life: what most spans say holds, so that one damaged line does not change a setting.
+
+    Where all spans of the life came without a sampler as well, what was sampled is but a copy: the life names none.
+    """
     joined: dict[str, Any] = {}
     for resource in sorted(resources, key=lambda each: (-each.spans, each.written)):
         joined = {**resource.attributes, **joined}
-    return dict(sorted(joined.items()))
+    return {key: value for key, value in sorted(joined.items()) if sampled or key not in _SAMPLERS}

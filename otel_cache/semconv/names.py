@@ -360,5 +360,9 @@ FINGERPRINT_KEY_ID = "vllm.kv_cache.fingerprint.key_id"
 """Names the key of the fingerprints; those of different keys never compare. string"""
 SAMPLER = "otel_cache.sampler"
 """Description of the sampler that thinned the exported spans. Only where not all are exported. string"""
+COLLECTOR_SAMPLER = "otel_cache.collector.sampler"
+"""Description of the sampling by a collector, which does not count what it keeps back. Only where a collector thinned
+the spans. string
+"""
 SUPPORT = "otel_cache.vllm_support"
 """Whether this vLLM version is one that the instrumentation was tested with. string"""
