@@ -37,8 +37,7 @@ def generate() -> dict[Path, str]:
     texts = [(name, sections[name]) for name in numbers]
     made = {FOLDER / f"{board.uid}.json": grafana.render(board, numbers) for board in boards.BOARDS}
     made[FOLDER / f"{boards.RUNBOOK.uid}.json"] = grafana.render_texts(boards.RUNBOOK, texts)
-    made[rules.PATH] = rules.render()
-    return made
+    return made | {rules.PATH: rules.render(), rules.OPERATOR: rules.render_for_operator()}
 
 
 def runbook(text: str) -> dict[str, str]:
