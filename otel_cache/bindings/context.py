@@ -18,7 +18,7 @@ class Context:
     Attributes:
         emit: takes an event; never blocks, never raises.
         flush: sends what was emitted.
-        gate: has a flag `busy`, which is true while a scheduler works.
+        gate: is told when a scheduler works, and when it has scheduled a step.
         attach: makes a scheduler a replica.
         employ: makes a worker known, given the id of the replica whose step it runs.
 

@@ -58,7 +58,9 @@ def _step(replica: Replica, scheduler: Any, output: Any, start: int, context: Co
     setattr(output, STAMP, (index, span, replica.id))
     free = replica.pool.free_block_queue.num_free_blocks
     running, waiting = len(scheduler.running), len(scheduler.waiting)
-    context.emit((pack.step, replica, output, index, span, start, time_ns(), running, waiting, free))
+    now = time_ns()
+    context.emit((pack.step, replica, output, index, span, start, now, running, waiting, free))
+    context.gate.scheduled(now)
 
 
 def update(original: Function, context: Context) -> Function:

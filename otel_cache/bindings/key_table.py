@@ -4,7 +4,8 @@ A long run of keys is kept in arrays, a short one (a block that was decoded) as 
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from otel_cache.records import FINGERPRINT_BYTES
 NO_FINGERPRINT = bytes(FINGERPRINT_BYTES)
 NO_SUMS = bytes(SUMS_BYTES)
 _FEW = 8
+_ROWS = {int}
 
 
 class Lost(NamedTuple):
@@ -42,6 +44,7 @@ class KeyTable:
         self._free: list[int] = []
         self._used = 0
         self._extras: dict[int, bytes] = {}
+        self._lost_track = False
         self._positions: NDArray[np.int64] = np.zeros(capacity, np.int64)
         self._groups: NDArray[np.int16] = np.zeros(capacity, np.int16)
         self._times: NDArray[np.int64] = np.zeros(capacity, np.int64)
@@ -60,24 +63,25 @@ class KeyTable:
     ) -> None:  # fmt: skip
         """Take `keys`, the fingerprints and sums of which stand one after the other; stored again is stored anew."""
         entries = self._entries
-        if not entries.keys().isdisjoint(keys):
-            self._release(known for key in keys if type(known := entries.get(key)) is int)
+        count = len(entries) + len(keys)
         if len(keys) <= _FEW:
             size, width = FINGERPRINT_BYTES, SUMS_BYTES
             for index, key in enumerate(keys):
                 value = prints[index * size : (index + 1) * size]
                 entries[key] = (group, positions[index], value, sums[index * width : (index + 1) * width], extra, time)
-            return
-        rows = self._take(len(keys))
-        entries.update(zip(keys, rows, strict=True))
-        at = np.array(rows)
-        self._positions[at] = _array(positions)
-        self._groups[at] = group
-        self._times[at] = time
-        self._prints[at] = np.frombuffer(prints, np.uint64)
-        self._sums[at] = np.frombuffer(sums, np.uint64).reshape(-1, 2)
-        if extra:
-            self._extras.update(dict.fromkeys(rows, extra))
+        else:
+            rows = self._take(len(keys))
+            entries.update(zip(keys, rows, strict=True))
+            at = np.array(rows)
+            self._positions[at] = _array(positions)
+            self._groups[at] = group
+            self._times[at] = time
+            self._prints[at] = np.frombuffer(prints, np.uint64)
+            self._sums[at] = np.frombuffer(sums, np.uint64).reshape(-1, 2)
+            if extra:
+                self._extras.update(dict.fromkeys(rows, extra))
+        if len(entries) < count:
+            self._lost_track = True  # of the rows of keys that were there already
 
     def find(self, key: Any) -> tuple[bytes, Sums] | None:
         """Return the fingerprint and the sums of a key that is in the cache."""
@@ -98,20 +102,20 @@ class KeyTable:
 
     def remove(self, keys: Sequence[Any], blocks: Sequence[int], time: int) -> tuple[list[Lost], list[int]]:
         """Take out `keys` that `blocks` carried, by group; return besides which indices of them were not known."""
-        pop = self._entries.pop
-        found = [pop(key, None) for key in keys]
-        rows = [index for index, each in enumerate(found) if type(each) is int]
+        found: list[Any] = list(map(self._entries.pop, keys, repeat(None)))
+        kinds = set(map(type, found))
+        if kinds == _ROWS and len(found) > _FEW:
+            return self._lost_rows(found, blocks, time), []
         lost: list[Lost] = []
-        if len(rows) > _FEW:
-            lost = self._lost_rows(found, rows, blocks, time)
-        elif rows:
-            for index in rows:
-                found[index] = self._entry(found[index])  # type: ignore[arg-type]
-        if len(found) == 1 and (one := found[0]) is not None:
-            group, position, value, _, extra, since = one  # type: ignore[misc]
-            return [Lost(group, [position], value, [extra] if extra else [], [max(time - since, 0)], list(blocks))], []
+        if int in kinds:
+            rows = [index for index, each in enumerate(found) if type(each) is int]
+            if len(rows) > _FEW:
+                lost = self._lost_rows([found[index] for index in rows], [blocks[index] for index in rows], time)
+            else:
+                for index in rows:
+                    found[index] = self._entry(found[index])
         by_group: dict[int, list[int]] = {}
-        for index, each in enumerate(found) if len(rows) < len(found) or not lost else ():
+        for index, each in enumerate(found):
             if type(each) is tuple:
                 by_group.setdefault(each[0], []).append(index)
         for group, indices in by_group.items():
@@ -133,48 +137,53 @@ class KeyTable:
         self._free.clear()
         self._extras.clear()
         self._used = 0
+        self._lost_track = False
 
-    def _lost_rows(self, found: Sequence[Any], indices: list[int], blocks: Sequence[int], time: int) -> list[Lost]:
-        rows = found if len(indices) == len(found) else [found[index] for index in indices]
-        carriers = blocks if len(indices) == len(found) else [blocks[index] for index in indices]
+    def _lost_rows(self, rows: list[int], blocks: Sequence[int], time: int) -> list[Lost]:
         at = np.array(rows)
         groups = self._groups[at]
         ages = np.maximum(time - self._times[at], 0)
+        extras = [self._extras.pop(row, b"") for row in rows] if self._extras else []
+        if not any(extras):
+            extras = []
+        self._free += rows
+        positions, prints = self._positions[at], self._prints[at]
+        if (groups == groups[0]).all():
+            return [Lost(int(groups[0]), positions.tolist(), prints.tobytes(), extras, ages.tolist(), list(blocks))]
         lost = []
-        for group in [int(groups[0])] if (groups == groups[0]).all() else np.unique(groups).tolist():
-            chosen = groups == group
-            mine = at[chosen]
-            extras = [self._extras.get(row, b"") for row in mine.tolist()] if self._extras else []
+        for group in np.unique(groups).tolist():
+            chosen = np.flatnonzero(groups == group)
             lost.append(
                 Lost(
                     group,
-                    self._positions[mine].tolist(),
-                    self._prints[mine].tobytes(),
-                    extras if any(extras) else [],
+                    positions[chosen].tolist(),
+                    prints[chosen].tobytes(),
+                    [extras[index] for index in chosen] if extras else [],
                     ages[chosen].tolist(),
-                    np.array(carriers)[chosen].tolist(),
+                    [blocks[index] for index in chosen],
                 )
             )
-        self._release(rows)
         return lost
 
-    def _release(self, rows: Iterable[Any]) -> None:
-        released = list(rows)
-        if self._extras:
-            for row in released:
-                self._extras.pop(row, None)
-        self._free += released
-
     def _take(self, count: int) -> list[int]:
+        while self._used + count - len(self._free) > len(self._positions):
+            self._make_room(self._used + count - len(self._free))
         rows = self._free[-count:]
         del self._free[-count:]
         fresh = count - len(rows)
-        if fresh:
-            if self._used + fresh > len(self._positions):
-                self._grow(self._used + fresh)
-            rows += range(self._used, self._used + fresh)
-            self._used += fresh
+        rows += range(self._used, self._used + fresh)
+        self._used += fresh
         return rows
+
+    def _make_room(self, needed: int) -> None:
+        if self._lost_track:
+            self._lost_track = False
+            used = {row for row in self._entries.values() if type(row) is int}
+            self._free = [row for row in range(self._used) if row not in used]
+            for row in self._free if self._extras else ():
+                self._extras.pop(row, None)
+        else:
+            self._grow(needed)
 
     def _grow(self, needed: int) -> None:
         size = max(needed, 2 * len(self._positions))

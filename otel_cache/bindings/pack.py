@@ -4,6 +4,7 @@ Each function returns the records of one event; they are numbered from its first
 """
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from otel_cache.bindings.key_table import NO_FINGERPRINT, NO_SUMS, Lost
@@ -30,6 +31,7 @@ from otel_cache.semconv.grid import common_grid
 from otel_cache.semconv.positions import compress_positions
 
 MAX_PROBES = 64
+_block_id = attrgetter("block_id")
 
 
 def announce(number: int, source: Replica | Worker, time: int) -> list[Record]:
@@ -110,16 +112,21 @@ def _earlier(replica: Replica, request: Any, state: RequestState, hit: int) -> b
     chain = state.chain
     assert chain is not None
     if not hit:
-        chain.resume(0, (0, 0))
+        if chain.base:
+            chain.resume(0, (0, 0))
         return b""
     positions = [hit, *ladder_positions(replica.hash_block, hit)]
     # The common grid takes no lookahead: what of it lies between the hit and the sums' end would be missing.
-    if not common_grid(hit, hit + replica.lookahead):
+    if not chain.base <= hit <= chain.upto and not common_grid(hit, hit + replica.lookahead):
         known = _known(replica, request, hit)
-        ladder = [_fingerprint(replica, request, position) for position in positions[1:]] if known else []
-        if known is not None and all(ladder):
+        if known is not None:
             chain.resume(hit, known[1])
-            return known[0] + b"".join(ladder)
+    if chain.base <= hit:
+        if not chain.base:
+            chain.extend(state.tokens, min(hit + replica.lookahead, len(state.tokens)))
+        values = [chain.at(position) or _fingerprint(replica, request, position) for position in positions]
+        if all(values):
+            return b"".join(values)
     chain.resume(0, (0, 0))
     chain.extend(state.tokens, min(hit + replica.lookahead, len(state.tokens)))
     return b"".join(chain.at(position) for position in positions)
@@ -181,7 +188,7 @@ def store(
     if len(keys) == 1 and keys[0] is not None:  # a block that was decoded
         runs = [[(last, last, block_size)], [], [], []]
         replica.keys.add(keys, group, (last,), *_prefix(replica, request, state, last), state.key, time)
-    elif None not in keys:  # a dense group: every block was registered
+    elif all(keys):  # a dense group: every block was registered
         runs = [[(first, last, block_size)], [], [], []]
         _remember(replica, request, state, keys, group, positions, time)
     else:
@@ -259,7 +266,7 @@ def evict(
     number: int, replica: Replica, time: int, blocks: Sequence[Any], keys: Sequence[Any], reason: str
 ) -> list[Record]:
     """Keys left the cache, each the last of its kind; `blocks` carried them."""
-    ids = [block.block_id for block in blocks]
+    ids = list(map(_block_id, blocks))
     if reason == "allocation":
         replica.evicted_blocks.update(ids)
     lost, unknown = replica.keys.remove(keys, ids, time)

@@ -1,6 +1,7 @@
 """The hooks on the block pool: each calls the original once and hands its result back untouched."""
 
 from collections.abc import Sequence
+from itertools import compress
 from time import time_ns
 from typing import Any
 
@@ -88,36 +89,40 @@ def partial_store(original: Function, context: Context) -> Function:
 def evict(original: Function, context: Context) -> Function:
     """Wrap `BlockPool.get_new_blocks`: which keys the new blocks pushed out."""
 
-    def before(self: Any, count: int) -> tuple[Replica, list[Any], list[Any]] | None:
+    def before(self: Any, count: int) -> tuple[Replica, list[Any], list[Any], int] | None:
         replica = getattr(self, ATTRIBUTE, None)
         if not replica:
             return None
         try:
             blocks: list[Any] = []
-            keys: list[Any] = []
-            hash_of = replica.block_hash_of
+            take = blocks.append
             block = self.free_block_queue.fake_free_list_head.next_free_block
-            # The queue's last element is no block: it has no key.
-            while count > 0 and block is not None:
-                key = hash_of(block)
-                if key is not None:
-                    blocks.append(block)
-                    keys.append(key)
+            for _ in range(count):
+                # Behind the queue's last element, which is no block and has no key, comes None.
+                if block is None:
+                    break
+                take(block)
                 block = block.next_free_block
-                count -= 1
-            if not keys:
-                return None
+            keys = list(map(replica.block_hash_of, blocks))
+            if not all(keys):
+                blocks = list(compress(blocks, keys))
+                keys = list(filter(None, keys))
+                if not keys:
+                    return None
             if self.cached_block_hashes_by_block:
                 blocks, keys = _keys_of(replica, self, blocks)
-            return replica, blocks, keys
+            return replica, blocks, keys, len(replica.cached_keys)
         except Exception as error:
             swallow("the evict hook", error)
             return None
 
-    def after(found: tuple[Replica, list[Any], list[Any]], self: Any, count: int) -> None:
+    def after(found: tuple[Replica, list[Any], list[Any], int], self: Any, count: int) -> None:
         try:
-            replica, blocks, keys = found
-            _emit_removed(replica, blocks, keys, "allocation", context)
+            replica, blocks, keys, cached = found
+            if len(replica.cached_keys) == cached - len(keys):  # no key had a copy
+                context.emit((pack.evict, replica, time_ns(), blocks, keys, "allocation"))
+            else:
+                _emit_removed(replica, blocks, keys, "allocation", context)
         except Exception as error:
             swallow("the evict hook", error)
 

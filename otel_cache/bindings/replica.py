@@ -3,10 +3,10 @@
 import itertools
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 from otel_cache.bindings import settings
 from otel_cache.bindings.key_table import KeyTable
@@ -70,7 +70,7 @@ class Replica:
     printer: Printer
     pool: Any
     usable_blocks: int
-    cached_keys: Container[Any]
+    cached_keys: "Cached"
     block_hash_of: Callable[[Any], Any]
     key_suffixes: list[bytes]
     group_of: Callable[[Any], int]
@@ -133,14 +133,25 @@ class Worker:
     attributes: dict[str, Any]
 
 
-class _Cached:
+class Cached(Protocol):
+    """The keys in a pool's cache: which, and how many."""
+
+    def __contains__(self, key: object, /) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+
+class _Asked:
     """The keys in a pool's cache, where vLLM keeps them in a way that is not known."""
 
     def __init__(self, cache: Any) -> None:
         self._get = cache.get_one_block
 
-    def __contains__(self, key: object) -> bool:
+    def __contains__(self, key: object, /) -> bool:
         return self._get(key) is not None
+
+    def __len__(self) -> int:
+        return 0  # not known: whoever compares it before and after sees no difference, and asks for each key
 
 
 def attach(
@@ -187,9 +198,9 @@ def employ(worker: Any, replica_id: str) -> Worker:
     return known
 
 
-def _cached_keys(cache: Any) -> Container[Any]:
+def _cached_keys(cache: Any) -> Cached:
     inner = getattr(cache, "_cache", None)
-    return inner if isinstance(inner, dict) else _Cached(cache)
+    return inner if isinstance(inner, dict) else _Asked(cache)
 
 
 def _key_suffixes(groups: int) -> list[bytes]:

@@ -34,8 +34,9 @@ from otel_cache.sidecar.launch import default_socket, ensure_daemon
 
 _logger = logging.getLogger("vllm.otel_cache")
 
-INTERVAL = 0.01
-PATIENCE = 0.01
+INTERVAL = 0.015
+"""How long a record waits where no step is scheduled meanwhile."""
+PATIENCE = 0.005
 """How long a record may wait for a moment in which the scheduler has nothing to do, after the interval."""
 TURN_SECONDS = 0.000_2
 """How long the thread works before it lets the scheduler's have its turn, which lasts up to 5 ms: that is how Python
@@ -85,7 +86,6 @@ class Sender:
         self._introduced = False
         self._socket: socket.socket | None = None
         self._next_connect = 0.0
-        self._wake = threading.Event()
         self._stop = False
         self._work = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="otel-cache-sender", daemon=True)
@@ -111,7 +111,6 @@ class Sender:
         """Flush, end the thread and close the connection."""
         self.flush(seconds)
         self._stop = True
-        self._wake.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(seconds)
         self._disconnect()
@@ -123,7 +122,7 @@ class Sender:
                     self._cycle()
             except Exception as error:
                 swallow("sender", error)
-            self._wake.wait(INTERVAL)
+            self._gate.wait(INTERVAL)
 
     def _cycle(self) -> None:
         self._pack()
@@ -159,7 +158,7 @@ class Sender:
     def _wait(self, until: float) -> float:
         """Wait while the scheduler works, at most `until`; return when this turn ends."""
         while self._gate.busy and (now := perf_counter()) < until:
-            time.sleep(min(0.000_2, until - now))
+            self._gate.wait(until - now)
         return perf_counter() + TURN_SECONDS
 
     def _queue(self, records: list[Record]) -> None:
@@ -326,5 +325,6 @@ class Pipeline:
     def _forget(self) -> None:
         """Begin anew in a forked child: threads, locks and the connection are the parent's."""
         self._ring = Ring()
+        self.gate.busy = False
         self._sender = None
         self._lock = threading.Lock()
