@@ -1,4 +1,4 @@
-"""Builds or finds the programs that traces go to: the collector, Jaeger, Prometheus. `make backends`.
+"""Builds or finds the programs that traces go to, and those that check deploy/. `make backends`.
 
     python -m scripts.backends           build what is missing, and say where everything is
     python -m scripts.backends --paths   say where everything is, without building: a JSON object of name to path
@@ -28,6 +28,9 @@ FOLDER = "OTEL_CACHE_BACKENDS"
 JAEGER = "1.76.0"
 """The Go module's version; the program is Jaeger 2."""
 JAEGER_MODULE = "github.com/jaegertracing/jaeger"
+KUSTOMIZE = "5.8.1"
+COMPOSE = "2.16.2"
+"""Of compose-go, the library that Docker Compose reads its files with; its program says whether it would."""
 JOBS = 2
 """Packages that Go compiles at a time: the linker of either program takes 2 GB by itself."""
 
@@ -59,6 +62,8 @@ def backends() -> list[Backend]:
     return [
         Backend(f"collector-{pins}", {"collector": "otelcol"}, build_collector),
         Backend(f"jaeger-{JAEGER}", {"jaeger": "jaeger"}, build_jaeger),
+        Backend(f"kustomize-{KUSTOMIZE}", {"kustomize": "kustomize"}, build_kustomize),
+        Backend(f"compose-{COMPOSE}", {"compose": "cmd"}, build_compose),
         Backend("prometheus", {"prometheus": "usr/bin/prometheus", "promtool": "usr/bin/promtool"}, unpack_prometheus),
     ]
 
@@ -123,6 +128,16 @@ def build_jaeger(home: Path) -> None:
     shutil.rmtree(source)
 
 
+def build_kustomize(home: Path) -> None:
+    """Install kustomize."""
+    install(home, f"sigs.k8s.io/kustomize/kustomize/v5@v{KUSTOMIZE}")
+
+
+def build_compose(home: Path) -> None:
+    """Install the program of compose-go."""
+    install(home, f"github.com/compose-spec/compose-go/v2/cmd@v{COMPOSE}")
+
+
 def unpack_prometheus(home: Path) -> None:
     """Unpack Debian's package, which brings promtool."""
     if shutil.which("apt-get") is None:
@@ -136,14 +151,20 @@ def unpack_prometheus(home: Path) -> None:
         package.unlink()
 
 
-def go(folder: Path, *arguments: str) -> None:
+def install(home: Path, package: str) -> None:
+    """Build a package that stands alone; its program is then in `home`."""
+    go(home, "install", "-trimpath", "-ldflags=-s -w", package, GOBIN=str(home))
+
+
+def go(folder: Path, *arguments: str, **environment: str) -> None:
     """Run Go in `folder`, gently."""
     if shutil.which("go") is None:
         raise BackendError(
             "the collector and Jaeger are built with Go, and there is no `go` here: install Go 1.25 or later"
         )
     flags = f"{os.environ.get('GOFLAGS', '')} -p={JOBS} -buildvcs=false"
-    run(folder, {**os.environ, "GOFLAGS": flags.strip(), "GOWORK": "off"}, "nice", "-n", "5", "go", *arguments)
+    settings = {**os.environ, "GOFLAGS": flags.strip(), "GOWORK": "off", **environment}
+    run(folder, settings, "nice", "-n", "5", "go", *arguments)
 
 
 def run(folder: Path, environment: Mapping[str, str], *command: str) -> None:
