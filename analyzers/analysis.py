@@ -14,6 +14,7 @@ from analyzers.model import BY_DESIGN, CLASSES, SERVED, UNEXPLAINED, UNKNOWN, An
 from analyzers.observations import observations
 from analyzers.replay import Replay
 from analyzers.results import lookup_results
+from analyzers.routers import routed_of, with_routers
 from analyzers.sequences import sequences
 from analyzers.speed import Speed, speeds, total_seconds
 
@@ -31,6 +32,7 @@ def analyze(capture: Capture, choice: Choice | None = None) -> Analysis:
     replayed = replay.run()
     passes = {(row["life"], row["parent_span_id"], row["group"]): row for row in capture.groups.iter_rows(named=True)}
     everything = with_families(replayed, lookup_results(replayed, capture.lives, passes))
+    everything = with_routers(capture, everything)
     results = choice.of(everything) if choice else everything
     lost: Counter[str] = Counter()
     for result in results:
@@ -38,9 +40,9 @@ def analyze(capture: Capture, choice: Choice | None = None) -> Analysis:
     replicas = len({life.replica for life in capture.lives})
     known = speeds(capture.steps)
     fleet, capacity = fleet_of(results, replay.caches, replicas), capacity_of(capture, replay.caches, results)
-    counters = check_counters(capture)
+    counters, routed = check_counters(capture), routed_of(results)
     found = findings(results, replay.settings, known) + observations(
-        capture, results, replay.settings, known, fleet, capacity, replay.holes, counters
+        capture, results, replay.settings, known, fleet, capacity, replay.holes, counters, routed
     )
     return Analysis(
         coverage=coverage_of(capture, len(results), replay.holes),
@@ -54,6 +56,7 @@ def analyze(capture: Capture, choice: Choice | None = None) -> Analysis:
         prefill_seconds=_seconds(results, known, avoidable=False),
         avoidable_seconds=_seconds(results, known, avoidable=True),
         counters=counters,
+        routed=routed,
     )
 
 

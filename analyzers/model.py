@@ -90,7 +90,9 @@ class Capture:
             absent. Its `sequence` may be null.
         usages: what spans of other programs say of a request's tokens: `trace_id`, `span_id`, `parent_span_id`,
             `name`, `request_id` str, `start`, `end`, `prompt_tokens`, `cache_read_tokens` i64 or null; of a router
-            `router_keys`, the prompt's blocks as it counts them, and `router_blocks`, how many of them it saw cached.
+            `router_keys`, the prompt's blocks as it counts them, and `router_blocks`, how many of them it saw cached
+            (`router_rank`: the lower the surer), `endpoint`, whom it chose, and `routing_logic`, how; `called`: the
+            server that an HTTP client called.
         counters: points of vLLM's counters of its prefix cache: `series` str (attributes as JSON), `name`, `what`
             (`queries`, `hits`) str, `time` i64 (ns), `value` f64 (tokens), `delta` bool (since the point before).
         sampled_spans: spans of the evidence that sampling is known to have kept back.
@@ -188,6 +190,9 @@ class LookupResult:
         best_replicas: those that would have given it.
         previous_turn_hit_tokens: hit on the replica that had the prompt which this one goes on from; None: no such.
         family: the request id of the first request of its family, "" until it is known.
+        endpoint: whom a router sent it to, as the router names it; None: no router's span is in its trace.
+        routing_logic: by which rule of the router's, "" where it does not say.
+        router_hit_tokens: what the router saw cached of the prompt, on some replica; None: it does not say.
         ladder: (class, from, to) in tokens, from the prompt down to the predicted hit.
 
     """
@@ -215,6 +220,9 @@ class LookupResult:
     previous_turn_hit_tokens: int | None = None
     family: str = ""
     ladder: Sequence[tuple[str, int, int]] = ()
+    endpoint: str | None = None
+    routing_logic: str = ""
+    router_hit_tokens: int | None = None
 
     @property
     def regret_tokens(self) -> int:
@@ -331,6 +339,32 @@ class Fleet:
 
 
 @dataclass(frozen=True)
+class Routed:
+    """What became of the requests that a router sent to one endpoint.
+
+    Attributes:
+        endpoint: as the router names it; "" for those whose endpoint is not known.
+        routing_logic: by which rule of the router's, "" where it does not say.
+        replicas: those that they arrived at.
+        lookups: how many.
+        hit_tokens, regret_tokens: of all of them together.
+        predicted_lookups: those of which the router says what it saw cached: `predicted_tokens` together, and
+            `best_tokens`, what the best replica would have hit of them.
+
+    """
+
+    endpoint: str
+    routing_logic: str
+    replicas: Sequence[str]
+    lookups: int
+    hit_tokens: int
+    regret_tokens: int
+    predicted_lookups: int
+    predicted_tokens: int
+    best_tokens: int
+
+
+@dataclass(frozen=True)
 class CounterCheck:
     """What a counter of vLLM's counted in the time between its first and its last point, and what the lookups say.
 
@@ -442,6 +476,7 @@ class Analysis:
     prefill_seconds: Range | None = None
     avoidable_seconds: Range | None = None
     counters: Sequence[CounterCheck] = ()
+    routed: Sequence[Routed] = ()
 
     @property
     def prompt_tokens(self) -> int:

@@ -5,18 +5,16 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from analyzers import model, pool_findings
+from analyzers import model, pool_findings, routing
 from analyzers.coverage import sampled_spans
 from analyzers.events import Holes
-from analyzers.model import Capacity, Capture, CounterCheck, Finding, Fleet, LookupResult, Range
+from analyzers.model import Capacity, Capture, CounterCheck, Finding, Fleet, LookupResult, Range, Routed
 from analyzers.settings import Settings
 from analyzers.speed import Speed, total_seconds
-from analyzers.usage import disagreements, predictions
+from analyzers.usage import disagreements
 from analyzers.wording import counted, number
 
-RULES = ("reporting", "router", "speculation-net", "routing", *pool_findings.RULES, "sampled")
-ROUTER_SHARE = 0.1
-"""A router that is off by less than this share of a prompt counts in other blocks, and is right."""
+RULES = ("reporting", "speculation-net", *routing.RULES, *pool_findings.RULES, "sampled")
 
 
 def observations(
@@ -28,14 +26,14 @@ def observations(
     capacity: Sequence[Capacity],
     holes: Holes,
     counters: Sequence[CounterCheck],
+    routed: Sequence[Routed],
 ) -> list[Finding]:
     """Return what there is to say beside the lost classes; settings and speeds are by life."""
     return [
         *_reporting(capture, results),
         *_counters(counters),
         *_speculation(capture, results, settings, known),
-        *_routing(fleet, results),
-        *_router(capture, results),
+        *routing.findings(fleet, results, routed),
         *pool_findings.pool_findings(capacity),
         *_evidence(capture, results, holes),
     ]
@@ -148,55 +146,6 @@ def _saved(rows: pl.DataFrame, known: Mapping[int, Speed]) -> Range | None:
             high += accepted * speed.decode_step[1]
             told = True
     return (low, high) if told else None
-
-
-def _routing(fleet: Fleet | None, results: Sequence[LookupResult]) -> list[Finding]:
-    if fleet is None or not fleet.regret_tokens:
-        return []
-    worst = max(range(len(results)), key=lambda index: results[index].regret_tokens)
-    lookup = results[worst]
-    return [
-        Finding(
-            rule="routing",
-            summary=f"another replica would have hit more: {counted(fleet.regret_tokens)} in "
-            f"{number(fleet.regretted_lookups)} lookups",
-            evidence={"sticky_prefix_tokens": fleet.sticky_prefix_tokens,
-                      "sticky_conversation_tokens": fleet.sticky_conversation_tokens,
-                      "stored_tokens": fleet.stored_tokens, "distinct_tokens": fleet.distinct_tokens},
-            fix=f"route by prefix (saves {counted(fleet.sticky_prefix_tokens)} of what was resident), or by "
-            f"conversation ({counted(fleet.sticky_conversation_tokens)})",
-            tokens_lost=0,
-            lookup=worst,
-            cause=f"{', '.join(lookup.best_replicas)} would have hit {number(lookup.best_hit_tokens or 0)}, "
-            f"{lookup.replica} hit {number(lookup.hit_tokens)}",
-            severity="info",
-            replicas=sorted({result.replica for result in results if result.regret_tokens}),
-        )
-    ]  # fmt: skip
-
-
-def _router(capture: Capture, results: Sequence[LookupResult]) -> list[Finding]:
-    """Hold what a router saw cached against what the best replica would have hit."""
-    rows = predictions(capture, results)
-    wrong = [row for row in rows if abs(row.predicted - row.real) > ROUTER_SHARE * results[row.result].prompt_tokens]
-    if not wrong:
-        return []
-    worst = max(wrong, key=lambda row: abs(row.predicted - row.real))
-    predicted, real = sum(row.predicted for row in rows), sum(row.real for row in rows)
-    return [
-        Finding(
-            rule="router",
-            summary=f"the router saw other prefixes cached than there were: for {len(wrong)} of {len(rows)} requests",
-            evidence={"requests": len(rows), "wrong": len(wrong), "predicted_tokens": predicted, "real_tokens": real},
-            fix="where it sees more: a router counts attention blocks, and a hit needs the state of every group; where "
-            "it sees less: its events come late, or its hash and block size are not vLLM's",
-            tokens_lost=0,
-            lookup=worst.result,
-            cause=f"it saw {number(worst.predicted)} tokens on a replica, the best would have hit {number(worst.real)}",
-            severity="info",
-            replicas=sorted({results[row.result].replica for row in wrong}),
-        )
-    ]
 
 
 def _evidence(capture: Capture, results: Sequence[LookupResult], holes: Holes) -> list[Finding]:

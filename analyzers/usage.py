@@ -43,33 +43,6 @@ def disagreements(capture: Capture, results: Sequence[LookupResult]) -> list[Dis
     return found
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What a router saw of a request's prompt on some replica, and what a replica would have hit, in tokens."""
-
-    result: int
-    predicted: int
-    real: int
-
-
-def predictions(capture: Capture, results: Sequence[LookupResult]) -> list[Prediction]:
-    """Return a router's predictions for the requests whose trace holds them; the router's last word counts."""
-    index = {(result.life, result.request_id): number for number, result in enumerate(results)}
-    told = {
-        row["trace_id"]: row["router_blocks"] / row["router_keys"]
-        for row in capture.usages.iter_rows(named=True)
-        if row["router_keys"] and row["router_blocks"] is not None
-    }
-    found = []
-    for row in capture.requests.iter_rows(named=True) if told else ():
-        number = index.get((row["life"], row["request_id"]))
-        if number is not None and row["trace_id"] in told:
-            result = results[number]
-            real = result.hit_tokens if result.best_hit_tokens is None else result.best_hit_tokens
-            found.append(Prediction(number, round(told[row["trace_id"]] * result.prompt_tokens), real))
-    return found
-
-
 def _compare(
     number: int, result: LookupResult, source: str, prompt: int | None, cached: int | None
 ) -> list[Disagreement]:

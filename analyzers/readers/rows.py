@@ -4,6 +4,7 @@ A row is a tuple in the order of its schema. The first nine columns are those th
 """
 
 from typing import Any
+from urllib.parse import urlsplit
 
 from analyzers.readers.attributes import (
     MAX_I32,
@@ -41,9 +42,19 @@ CACHE_READ_TOKENS = (
     "gen_ai.usage.prompt_tokens_details.cached_tokens",
 )
 """The names under which other programs say how much of a prompt came from a cache, the newest first."""
-ROUTER_KEYS = ("llm_d.kv_cache.prefix_match.key_count",)
-ROUTER_BLOCKS = ("llm_d.kv_cache.prefix_match.longest_chain",)
-"""Blocks of a prompt as llm-d's router counts them, and the longest run of them that it saw on a replica."""
+ROUTER_BLOCKS = (
+    ("llm_d.kv_cache.prefix_match.key_count", "llm_d.kv_cache.prefix_match.longest_chain"),
+    ("llm_d.epp.producer.total_blocks", "llm_d.epp.producer.max_match_blocks"),
+    ("llm_d.kv_cache.block_keys.count", "llm_d.kv_cache.blocks_found"),
+)
+"""A prompt's blocks as llm-d's router counts them, and how many it saw cached: the longest run on a replica, where it
+says, before any that it found. Its index and its scorer say so each on a span of its own; the surest comes first."""
+BACKEND_URL, ROUTING_LOGIC = "vllm.backend_url", "vllm.routing_logic"
+"""Whom the production stack's router sent a request to, and by which of its routers."""
+TOP_ENDPOINTS = "llm_d.epp.picker.top_endpoints"
+"""llm-d's best endpoints for a request, the best first."""
+URL, ADDRESS, PORT = "url.full", "server.address", "server.port"
+"""Whom an HTTP client called: vLLM's own router and others say no more than that."""
 MISSING = 3
 """Index of the shared column `missing`: it stands on a span's first row alone, so that a frame's sum is right."""
 
@@ -272,15 +283,44 @@ def request_rows(span: FlatSpan) -> list[Row]:
 
 
 def usage_rows(span: FlatSpan) -> list[Row]:
-    """Return the row of another program's span that tells of a request's tokens or blocks; none where it does not."""
+    """Return the row of another program's span that tells of a request's tokens, blocks or way; none where it does not.
+
+    A span that only names whom it called says something of a request whose caller it is.
+    """
     attributes = span.attributes
 
     def first(keys: tuple[str, ...], kind: type) -> Any:
         return next((attributes[key] for key in keys if type(attributes.get(key)) is kind), None)
 
     prompt, cached = first(PROMPT_TOKENS, int), first(CACHE_READ_TOKENS, int)
-    keys, blocks = first(ROUTER_KEYS, int), first(ROUTER_BLOCKS, int)
-    if prompt is None and cached is None and not (keys and blocks is not None):
+    seen = next((pair for pair in enumerate(ROUTER_BLOCKS) if _counts(attributes, *pair[1])), None)
+    router = (None, None, None) if seen is None else (seen[0], *(attributes[key] for key in seen[1]))
+    endpoint, called = _endpoint(attributes), _called(attributes)
+    if prompt is None and cached is None and seen is None and endpoint is None and called is None:
         return []
     ids = (span.trace_id, span.span_id, span.parent_span_id, span.start, max(span.start, span.end), span.name)
-    return [(*ids, first(REQUEST_IDS, str), prompt, cached, keys, blocks)]
+    logic = first((ROUTING_LOGIC,), str)
+    return [(*ids, first(REQUEST_IDS, str), prompt, cached, *router, endpoint, logic, called)]
+
+
+def _counts(attributes: dict[str, Any], keys: str, blocks: str) -> bool:
+    """Whether a router says how many blocks a prompt has, and how many of them it saw cached."""
+    total, seen = attributes.get(keys), attributes.get(blocks)
+    return type(total) is int and type(seen) is int and 0 <= seen <= total <= MAX_I32 and total > 0
+
+
+def _endpoint(attributes: dict[str, Any]) -> str | None:
+    """Return whom a router chose."""
+    if type(url := attributes.get(BACKEND_URL)) is str and url:
+        return url
+    best = attributes.get(TOP_ENDPOINTS)
+    return best[0] if isinstance(best, list) and best and type(best[0]) is str else None
+
+
+def _called(attributes: dict[str, Any]) -> str | None:
+    """Return whom a client called: host and port of the server."""
+    host, port = attributes.get(ADDRESS), attributes.get(PORT)
+    if type(host) is str and host:
+        return f"{host}:{port}" if type(port) is int else host
+    url = attributes.get(URL)
+    return (urlsplit(url).netloc.rpartition("@")[2] or None) if type(url) is str else None

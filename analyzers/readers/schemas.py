@@ -125,8 +125,12 @@ USAGES: Schema = {
     "request_id": pl.String(),
     "prompt_tokens": pl.Int64(),
     "cache_read_tokens": pl.Int64(),
+    "router_rank": pl.Int64(),
     "router_keys": pl.Int64(),
     "router_blocks": pl.Int64(),
+    "endpoint": pl.String(),
+    "routing_logic": pl.String(),
+    "called": pl.String(),
 }
 
 COUNTERS: Schema = {

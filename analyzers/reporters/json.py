@@ -16,6 +16,7 @@ from analyzers.model import (
     GroupState,
     LookupResult,
     Range,
+    Routed,
     Sequence_,
 )
 from analyzers.reporters.selection import Lookups, select_lookups
@@ -46,6 +47,7 @@ def to_object(analysis: Analysis, lookups: Lookups = "all") -> dict[str, Any]:
         "funnel": dict(analysis.funnel),
         "fleet": _fleet(analysis.fleet),
         "capacity": [_capacity(capacity) for capacity in analysis.capacity],
+        "routed": [_routed(each) for each in analysis.routed],
         "counters": [_counter(check) for check in analysis.counters],
         "lookups": [_lookup(lookup) for lookup in select_lookups(analysis, lookups)],
         "sequences": [_sequence(sequence) for sequence in analysis.sequences],
@@ -119,6 +121,20 @@ def _capacity(capacity: Capacity) -> dict[str, Any]:
     }
 
 
+def _routed(routed: Routed) -> dict[str, Any]:
+    return {
+        "endpoint": routed.endpoint,
+        "routing_logic": routed.routing_logic,
+        "replicas": list(routed.replicas),
+        "lookups": routed.lookups,
+        "hit_tokens": routed.hit_tokens,
+        "regret_tokens": routed.regret_tokens,
+        "predicted_lookups": routed.predicted_lookups,
+        "predicted_tokens": routed.predicted_tokens,
+        "best_tokens": routed.best_tokens,
+    }
+
+
 def _counter(check: CounterCheck) -> dict[str, Any]:
     return {
         "source": check.source,
@@ -164,6 +180,9 @@ def _lookup(lookup: LookupResult) -> dict[str, Any]:
         "best_replicas": list(lookup.best_replicas),
         "regret_tokens": lookup.regret_tokens,
         "previous_turn_hit_tokens": lookup.previous_turn_hit_tokens,
+        "endpoint": lookup.endpoint,
+        "routing_logic": lookup.routing_logic,
+        "router_hit_tokens": lookup.router_hit_tokens,
         "facts": [
             {"class": fact.cls, "tokens": fact.tokens, "says": fact.says, "data": _plain(fact.data)}
             for fact in lookup.facts

@@ -1,4 +1,4 @@
-"""What a fleet and its pools did, as text."""
+"""What a fleet, its routers and its pools did, as text."""
 
 from analyzers.model import Analysis, Capacity, GroupCapacity, Range
 from analyzers.reporters.layout import INDENT, Align, count, percent, shorten, table, wrap
@@ -6,6 +6,7 @@ from analyzers.reporters.paint import BOLD, Paint
 
 MAX_REPLICAS = 8
 MAX_FAMILIES = 3
+MAX_ENDPOINTS = 8
 MAX_MOMENTS = 6
 """Of a pool's occupancy over time."""
 
@@ -34,6 +35,25 @@ def fleet_section(analysis: Analysis, width: int, paint: Paint) -> list[str]:
         width, INDENT, INDENT * 2,
     )  # fmt: skip
     return lines
+
+
+def routers_section(analysis: Analysis, width: int, paint: Paint) -> list[str]:
+    """Return what became of the requests that routers sent; nothing where none tells of itself."""
+    if not analysis.routed:
+        return []
+    lines = [paint(BOLD, "Routers")]
+    for each in sorted(analysis.routed, key=lambda one: -one.lookups)[:MAX_ENDPOINTS]:
+        logic = f" ({shorten(each.routing_logic, 24)})" if each.routing_logic else ""
+        said = f"{shorten(each.endpoint, 48) or 'endpoint not known'}{logic}: {count(each.lookups, 'lookup')} on "
+        said += f"{', '.join(shorten(replica, 24) for replica in each.replicas[:MAX_REPLICAS])}, "
+        said += f"hit {each.hit_tokens:,}, another replica would have hit {each.regret_tokens:,} more"
+        if each.predicted_lookups:
+            said += f"; saw {each.predicted_tokens:,} cached, the best replicas would have hit {each.best_tokens:,}"
+        lines += wrap(said, width, INDENT, INDENT * 2)
+    hidden = len(analysis.routed) - MAX_ENDPOINTS
+    return lines + (
+        wrap(f"and {hidden:,} more endpoints: --format json lists them", width, INDENT) if hidden > 0 else []
+    )
 
 
 def capacity_section(analysis: Analysis, width: int, paint: Paint) -> list[str]:

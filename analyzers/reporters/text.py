@@ -17,7 +17,7 @@ from analyzers.reporters.layout import (
     wrap_columns,
 )
 from analyzers.reporters.paint import BOLD, GREEN, PLAIN, RED, YELLOW, Paint
-from analyzers.reporters.pools import capacity_section, fleet_section
+from analyzers.reporters.pools import capacity_section, fleet_section, routers_section
 from analyzers.reporters.selection import Lookups, avoidable, brought, by_design, select_lookups, uncertain
 
 MAX_PLAIN = 5
@@ -48,6 +48,7 @@ def render(
         _funnel(analysis, width, paint),
         _findings(analysis, width, paint),
         fleet_section(analysis, width, paint),
+        routers_section(analysis, width, paint),
         capacity_section(analysis, width, paint),
         _sequences(analysis, width, paint),
         _lookups(analysis, lookups, width, paint),

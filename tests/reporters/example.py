@@ -15,6 +15,7 @@ from analyzers.model import (
     GroupCapacity,
     GroupState,
     LookupResult,
+    Routed,
     Sequence_,
 )
 
@@ -36,6 +37,7 @@ REPEAT = LookupResult(
     [Fact("checkpoint_evicted", 9600, "group 2 lost it to an eviction at 9,600", {"groups": {2}, "also": True})],
     (11910, 11910, 11200, 11200, 0, 0), 9600, ["r1"], 0, "cold-0",
     [("tail", 11910, 11200), ("speculative_drop", 11200, 9600), ("shifted_boundary", 9600, 0)],
+    "http://r0:8000", "KvawareRouter", 11210,
 )  # fmt: skip
 ANALYSIS = Analysis(
     coverage=Coverage(
@@ -69,6 +71,7 @@ ANALYSIS = Analysis(
     ],
     prefill_seconds=(1.0, 3.0),
     avoidable_seconds=(0.5, 1.25),
+    routed=[Routed("http://r0:8000", "KvawareRouter", ["r0", "r1"], 2, 0, 9600, 1, 11210, 9600)],
     counters=[CounterCheck("vllm:prefix_cache_queries_total", "queries", ["r0"], 1000, 2000, 23820, 11910, 23820)],
 )  # fmt: skip
 EMPTY = Analysis(Coverage(1, 1, 0, 0, 0), {}, [], [], [])
@@ -133,6 +136,9 @@ CAPACITY = st.builds(
 )  # fmt: skip
 
 
+ROUTED = st.builds(Routed, TEXT, TEXT, st.lists(NAME, max_size=9), *[TOKENS] * 6)
+
+
 @st.composite
 def analyses(draw: st.DrawFn) -> Analysis:
     """Draw an analysis that holds together in form, not in its sums."""
@@ -157,4 +163,5 @@ def analyses(draw: st.DrawFn) -> Analysis:
         capacity=draw(st.lists(CAPACITY, max_size=2)),
         prefill_seconds=draw(SECONDS),
         avoidable_seconds=draw(SECONDS),
+        routed=draw(st.lists(ROUTED, max_size=9)),
     )

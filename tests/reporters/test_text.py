@@ -62,6 +62,11 @@ Fleet
   families with most regret: cold-0 9,600
   prefixes stored: 22,400 tokens, of which 11,200 distinct
 
+Routers
+  http://r0:8000 (KvawareRouter): 2 lookups on r0, r1, hit 0, another replica
+    would have hit 9,600 more; saw 11,210 cached, the best replicas would have
+    hit 9,600
+
 Block pools
   r0: 400 blocks
     group  kind            block  peak   share  evicted  per segment

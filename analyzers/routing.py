@@ -1,0 +1,115 @@
+"""Findings on routing: what another replica would have hit, what a router saw, and whom it can choose between."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from analyzers.model import Finding, Fleet, LookupResult, Routed
+from analyzers.routers import best_of
+from analyzers.wording import counted, number
+
+RULES = ("routing", "router", "router-endpoint")
+ROUTER_SHARE = 0.1
+"""A router that is off by less than this share of a prompt counts in other blocks, and is right."""
+
+
+def findings(fleet: Fleet | None, results: Sequence[LookupResult], routed: Sequence[Routed]) -> list[Finding]:
+    """Return what there is to say of where requests were sent."""
+    return [*_routing(fleet, results), *_router(results), *_endpoints(results, routed)]
+
+
+def _routing(fleet: Fleet | None, results: Sequence[LookupResult]) -> list[Finding]:
+    if fleet is None or not fleet.regret_tokens:
+        return []
+    worst = max(range(len(results)), key=lambda index: results[index].regret_tokens)
+    lookup = results[worst]
+    logic: Counter[str] = Counter()
+    for result in results:
+        if result.routing_logic:
+            logic[result.routing_logic] += result.regret_tokens
+    return [
+        Finding(
+            rule="routing",
+            summary=f"another replica would have hit more: {counted(fleet.regret_tokens)} in "
+            f"{number(fleet.regretted_lookups)} lookups",
+            evidence={"sticky_prefix_tokens": fleet.sticky_prefix_tokens,
+                      "sticky_conversation_tokens": fleet.sticky_conversation_tokens,
+                      "stored_tokens": fleet.stored_tokens, "distinct_tokens": fleet.distinct_tokens,
+                      "regret_by_routing_logic": dict(logic)},
+            fix=f"route by prefix (saves {counted(fleet.sticky_prefix_tokens)} of what was resident), or by "
+            f"conversation ({counted(fleet.sticky_conversation_tokens)})",
+            tokens_lost=0,
+            lookup=worst,
+            cause=f"{', '.join(lookup.best_replicas)} would have hit {number(lookup.best_hit_tokens or 0)}, "
+            f"{lookup.replica} hit {number(lookup.hit_tokens)}{_sent(lookup)}",
+            severity="info",
+            replicas=sorted({result.replica for result in results if result.regret_tokens}),
+        )
+    ]  # fmt: skip
+
+
+def _sent(lookup: LookupResult) -> str:
+    if not lookup.endpoint:
+        return ""
+    return f"; {lookup.routing_logic or 'the router'} had chosen {lookup.endpoint}"
+
+
+def _router(results: Sequence[LookupResult]) -> list[Finding]:
+    """Hold what a router saw cached against what the best replica would have hit."""
+    rows = [
+        (index, result.router_hit_tokens, best_of(result))
+        for index, result in enumerate(results)
+        if result.router_hit_tokens is not None
+    ]
+    wrong = [row for row in rows if abs(row[1] - row[2]) > ROUTER_SHARE * results[row[0]].prompt_tokens]
+    if not wrong:
+        return []
+    worst, saw, real = max(wrong, key=lambda row: abs(row[1] - row[2]))
+    return [
+        Finding(
+            rule="router",
+            summary=f"the router saw other prefixes cached than there were: for {len(wrong)} of {len(rows)} requests",
+            evidence={"requests": len(rows), "wrong": len(wrong), "predicted_tokens": sum(row[1] for row in rows),
+                      "real_tokens": sum(row[2] for row in rows)},
+            fix="where it sees more: a router counts attention blocks, and a hit needs the state of every group; where "
+            "it sees less: its events come late, or its hash and block size are not vLLM's",
+            tokens_lost=0,
+            lookup=worst,
+            cause=f"it saw {number(saw)} tokens on a replica, the best would have hit {number(real)}"
+            f"{_sent(results[worst])}",
+            severity="info",
+            replicas=sorted({results[row[0]].replica for row in wrong}),
+        )
+    ]  # fmt: skip
+
+
+def _endpoints(results: Sequence[LookupResult], routed: Sequence[Routed]) -> list[Finding]:
+    """Name endpoints that stand for several replicas, where another one of the same endpoint would have hit more."""
+    found = []
+    for each in routed:
+        if not each.endpoint or len(each.replicas) < 2:
+            continue
+        behind = set(each.replicas)
+        regretted = [
+            index
+            for index, result in enumerate(results)
+            if result.endpoint == each.endpoint and result.routing_logic == each.routing_logic
+            and result.regret_tokens and behind & set(result.best_replicas)
+        ]  # fmt: skip
+        if not regretted:
+            continue
+        tokens = sum(results[index].regret_tokens for index in regretted)
+        found.append(
+            Finding(
+                rule="router-endpoint",
+                summary=f"behind {each.endpoint} are {len(behind)} replicas, which the router cannot choose between: "
+                f"another one of them would have hit {counted(tokens)} more in {number(len(regretted))} lookups",
+                evidence={"endpoint": each.endpoint, "replicas": sorted(behind), "regret_tokens": tokens},
+                fix="give the router an endpoint for each replica (vLLM's external data-parallel load balancing, or a "
+                "server each), so that it can keep a prefix on one",
+                tokens_lost=0,
+                lookup=max(regretted, key=lambda index: results[index].regret_tokens),
+                severity="info",
+                replicas=sorted(behind),
+            )
+        )
+    return found
