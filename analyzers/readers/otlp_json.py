@@ -26,8 +26,11 @@ from analyzers.readers.spans import (
 from analyzers.readers.tally import BAD_SPAN, NOT_JSON, NOT_OTLP, SpanError, Tally
 from otel_cache.package import SCOPE
 
-TELLING = (b"gen_ai.usage.", b"llm_d.kv_cache.prefix_match.")
-"""What only spans hold that say how many tokens a model was given, or how much of a prompt a router saw cached."""
+TELLING = (
+    b"gen_ai.usage.", b"llm_d.kv_cache.prefix_match.", b"llm_d.kv_cache.block_keys.", b"llm_d.epp.producer.",
+    b"llm_d.epp.picker.", b"vllm.backend_url", b"server.address", b"url.full",
+)  # fmt: skip
+"""What spans hold that say how many tokens a model was given, what a router saw cached, or whom a request went to."""
 
 
 class _Span(Camel):
