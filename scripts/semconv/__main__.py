@@ -6,7 +6,7 @@ With `--check` nothing is written: the exit code is 1 where a file is not what t
 import sys
 from pathlib import Path
 
-from scripts.semconv import arrays, constants, reference
+from scripts.semconv import arrays, connector, constants, reference
 from scripts.semconv.registry import ROOT, RegistryError, load
 
 
@@ -37,6 +37,7 @@ def generate() -> dict[Path, str]:
         constants.PATH: constants.render(registry),
         arrays.PATH: arrays.render(registry),
         reference.PATH: reference.render(registry, reference.PATH.read_text(encoding="utf-8")),
+        **connector.render_all(registry),
     }
 
 
