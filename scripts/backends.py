@@ -4,8 +4,9 @@
     python -m scripts.backends --paths   say where everything is, without building: a JSON object of name to path
 
 The collector is built by its builder from `collector/builder.yaml`, Jaeger from its Go module, and Prometheus is
-Debian's package, unpacked and not installed, so that no service starts. All lie in one folder outside this tree, each
-below a name that its pins make: a second run finds them, a changed pin builds anew.
+Debian's package, unpacked and not installed, so that no service starts. vLLM's router has an environment of its own.
+All lie in one folder outside this tree, each below a name that its pins make: a second run finds them, a changed pin
+builds anew.
 """
 
 import hashlib
@@ -27,6 +28,8 @@ MANIFEST = ROOT / "collector" / "builder.yaml"
 FOLDER = "OTEL_CACHE_BACKENDS"
 JAEGER = "1.76.0"
 """The Go module's version; the program is Jaeger 2."""
+ROUTER = "0.1.17"
+"""Of `vllm-router` on PyPI: what tests put in front of two engines."""
 JAEGER_MODULE = "github.com/jaegertracing/jaeger"
 KUSTOMIZE = "5.8.1"
 COMPOSE = "2.16.2"
@@ -65,6 +68,7 @@ def backends() -> list[Backend]:
         Backend(f"kustomize-{KUSTOMIZE}", {"kustomize": "kustomize"}, build_kustomize),
         Backend(f"compose-{COMPOSE}", {"compose": "cmd"}, build_compose),
         Backend("prometheus", {"prometheus": "usr/bin/prometheus", "promtool": "usr/bin/promtool"}, unpack_prometheus),
+        Backend(f"router-{ROUTER}", {"router": "bin/python"}, install_router),
     ]
 
 
@@ -154,6 +158,12 @@ def unpack_prometheus(home: Path) -> None:
 def install(home: Path, package: str) -> None:
     """Build a package that stands alone; its program is then in `home`."""
     go(home, "install", "-trimpath", "-ldflags=-s -w", package, GOBIN=str(home))
+
+
+def install_router(home: Path) -> None:
+    """Install vLLM's router into an environment of its own, whose Python runs it as a module."""
+    run(home, os.environ, sys.executable, "-m", "venv", str(home))
+    run(home, os.environ, str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", f"vllm-router=={ROUTER}")
 
 
 def go(folder: Path, *arguments: str, **environment: str) -> None:

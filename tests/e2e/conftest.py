@@ -15,7 +15,13 @@ import pytest
 
 from scripts.backends import ensure
 
+from .engines import Fleet, start_fleet
 from .programs import Programs, running
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what needs the engines last: they take 5 GB, and stay until the end."""
+    items.sort(key=lambda item: "fleet" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +42,9 @@ def session_programs(backends: Mapping[str, Path], tmp_path_factory: pytest.Temp
     """Programs that end with the run."""
     with running(backends, tmp_path_factory.mktemp("programs")) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def fleet(session_programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """Two real engines with the tiny model behind one collector, Jaeger behind that."""
+    return start_fleet(session_programs, tmp_path_factory.mktemp("fleet"))

@@ -243,7 +243,7 @@ class Programs:
     def collector(self, config: str | Path, **environment: str) -> Collector:
         """Start the collector with a file of `collector/` (`"agent.yaml"`) or any other (a `Path`)."""
         path = CONFIGS / config if isinstance(config, str) else config
-        return self._keep(Collector(self.paths["collector"], path, self._folder(path.stem), environment))
+        return self.keep(Collector(self.paths["collector"], path, self._folder(path.stem), environment))
 
     def again(self, collector: Collector, config: str | Path) -> Collector:
         """Start the collector that was stopped once more: same ports, same queue."""
@@ -251,18 +251,19 @@ class Programs:
 
     def jaeger(self, traces: int = 100_000) -> Jaeger:
         """Start Jaeger."""
-        return self._keep(Jaeger(self.paths["jaeger"], self._folder("jaeger"), traces))
+        return self.keep(Jaeger(self.paths["jaeger"], self._folder("jaeger"), traces))
 
     def prometheus(self, targets: Mapping[str, str], rules: list[Path] | None = None) -> Prometheus:
         """Start Prometheus, scraping `targets` (job to `host:port`)."""
-        return self._keep(Prometheus(self.paths["prometheus"], self._folder("prometheus"), targets, rules))
+        return self.keep(Prometheus(self.paths["prometheus"], self._folder("prometheus"), targets, rules))
 
     def close(self) -> None:
         """End all that was started, the last first."""
         for program in reversed(self._started):
             program.kill()
 
-    def _keep(self, program: P) -> P:
+    def keep(self, program: P) -> P:
+        """Take a program that somebody else started: it ends with the others."""
         self._started.append(program)
         return program
 
