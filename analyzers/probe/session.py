@@ -101,7 +101,7 @@ class Session:
         deadline = time.monotonic() + SETTLE_SECONDS
         while (after := self._read()) is not None:
             delta = moved(before, after)
-            settled = delta.finished is None or (delta.finished and not _at_work(after))
+            settled = delta.finished is None or (delta.finished and (self._allow_traffic or not _at_work(after)))
             if settled or time.monotonic() >= deadline:
                 self.counters = after
                 if not self._allow_traffic and ((delta.finished or 0) > 1 or _at_work(after)):

@@ -45,18 +45,18 @@ class Spans:
         self.path = path
         self.label = label
 
-    def wait(self, trace_or_ids: Sequence[tuple[str, str]], seconds: float = WAIT_SECONDS) -> Capture | None:
+    def wait(self, names: Sequence[tuple[str, str]]) -> Capture | None:
         """Return the capture once it holds a request for each of these (trace id, API's id), or else what it holds.
 
         Returns:
             None where the file holds no span of otel_cache, or is not there.
 
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + WAIT_SECONDS
         while True:
             begin = time.monotonic()
             capture = self._read()
-            if capture is not None and len(_requests(capture, trace_or_ids)) == len(trace_or_ids):
+            if capture is not None and len(_requests(capture, names)) == len(names):
                 return capture
             if time.monotonic() >= deadline:
                 return capture

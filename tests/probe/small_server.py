@@ -4,6 +4,7 @@ What vLLM cannot be made to do on purpose, such as counting wrongly, is tried wi
 """
 
 import json
+import ssl
 import threading
 import time
 from collections import Counter
@@ -26,6 +27,7 @@ class Small:
         moving: its counters move by themselves.
         counts, details, ids, tokenizer, metrics, extras: whether it has usage figures, cached tokens in them, takes
             token ids, has a tokenizer, counters, takes vLLM's parameters.
+        sparse: it has cached tokens in them only where there are any.
         says_zero: it says that nothing is cached, whatever is.
         usage_only_lies: only its usage figures do so.
         status: it answers completions with this instead.
@@ -46,6 +48,7 @@ class Small:
     moving: bool = False
     counts: bool = True
     details: bool = True
+    sparse: bool = False
     ids: bool = True
     tokenizer: bool = True
     metrics: bool = True
@@ -106,6 +109,10 @@ class SmallServer:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
+    def secure(self, context: ssl.SSLContext) -> None:
+        """Speak TLS from now on."""
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+
     def __enter__(self) -> "SmallServer":
         return self
 
@@ -116,6 +123,7 @@ class SmallServer:
 
 class _Handler(BaseHTTPRequestHandler):
     small: Small
+    wbufsize = -1
 
     def do_GET(self) -> None:
         small = self.small
@@ -159,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
             choice: dict[str, Any] = {"index": 0, "text": f" w{index}"}
             events.append({"id": "cmpl-small", "choices": [choice | ({"token_ids": [index]} if small.extras else {})]})
         usage: dict[str, Any] = {"prompt_tokens": total, "completion_tokens": output}
-        if small.details:
+        if small.details and (said or not small.sparse):
             usage["prompt_tokens_details"] = {"cached_tokens": 0 if small.usage_only_lies else said}
         if small.counts:
             events.append({"id": "cmpl-small", "choices": [], "usage": usage})
