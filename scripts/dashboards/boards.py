@@ -1,5 +1,7 @@
 """The dashboards: what a fleet's caches do, and what one replica's does."""
 
+from dataclasses import replace
+
 from otel_cache.semconv import names
 from scripts.dashboards.grafana import PRODUCT, Board, Panel, Query, Row
 from scripts.dashboards.promql import (
@@ -225,7 +227,7 @@ REPLICA_DETAIL = Board(
     "otel-cache: replica",
     "The prefix cache of one replica.",
     [
-        Row("Served and lost", [*NUMBERS[:3], TOKENS, BLAME, LOOKUPS, REQUESTS]),
+        Row("Served and lost", [*(replace(each, width=8) for each in NUMBERS[:3]), TOKENS, BLAME, LOOKUPS, REQUESTS]),
         Row(
             "Cache",
             [EVICTIONS, counted("Cleared", names.RESETS, "cps", "", "resets"), PREFILL, PREEMPTIONS],

@@ -82,10 +82,20 @@ class Board:
 def render(board: Board, runbook: dict[str, int]) -> str:
     """Return a dashboard's JSON; `runbook` has the number of each alert's panel in the runbook's dashboard."""
     made = _dashboard(board).variables([_datasource(), *_variables(board)])
+    number = y = 0
     for row in board.rows:
-        made = made.with_row(build.Row(row.title))
+        number += 1
+        place = dashboard.GridPos(x=0, y=y, w=WIDTH, h=1)
+        made = made.with_row(build.Row(row.title).id(number).grid_pos(place))
+        x, y, tallest = 0, y + 1, 0
         for panel in row.panels:
-            made = made.with_panel(_panel(panel, runbook))
+            number += 1
+            if x + panel.width > WIDTH:
+                x, y, tallest = 0, y + tallest, 0
+            place = dashboard.GridPos(x=x, y=y, w=panel.width, h=panel.height)
+            made = made.with_panel(_panel(panel, runbook).id(number).grid_pos(place))
+            x, tallest = x + panel.width, max(tallest, panel.height)
+        y += tallest
     return encode(made.build())
 
 
@@ -140,7 +150,6 @@ def _panel(panel: Panel, runbook: dict[str, int]) -> Any:
     # The builders of the kinds have these methods in common, and no base class that says so.
     made: Any = {"lines": _lines, "stack": _stack, "number": _number, "heatmap": _heatmap}[panel.kind](panel)
     made = made.title(panel.title).description(panel.description).unit(panel.unit).datasource(DATASOURCE)
-    made = made.span(panel.width).height(panel.height)
     if panel.maximum is not None:
         made = made.max(panel.maximum)
     for query in panel.queries:
