@@ -1,5 +1,6 @@
 """Reads the files of deploy/."""
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ def documents(text: str) -> list[dict[str, Any]]:
     return [each for each in yaml.safe_load_all(text) if each]
 
 
+@functools.cache
 def resources() -> list[dict[str, Any]]:
     """Return Kubernetes' resources of all folders, as they stand in the files."""
     files = sorted(path for path in KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml")
@@ -46,8 +48,8 @@ def containers(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
 def services() -> dict[str, dict[str, Any]]:
     """Return the services of both Compose files by name; what `extends` takes over is not in those that have it."""
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted(COMPOSE.glob("compose*.yaml")):
-        for name, service in _compose(path)["services"].items():
+    for file in ("compose.yaml", "compose.two-replicas.yaml"):
+        for name, service in _compose(COMPOSE / file)["services"].items():
             found.setdefault(name, service)
     return found
 
