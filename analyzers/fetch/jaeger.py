@@ -34,7 +34,7 @@ class Jaeger:
     """
 
     name = "Jaeger"
-    finest = 1_000_000
+    finest = 1_000
 
     def __init__(self, client: Client, api: Api = "auto") -> None:
         """Ask nothing yet."""

@@ -11,6 +11,7 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+from readers.test_jaeger_json import jaeger as jaeger_trace
 
 from otel_cache.semconv import names
 
@@ -188,3 +190,83 @@ class Tempo:
         ]
         metrics = {"inspectedTraces": 1, "totalBlocks": 1}
         return 200, {"traces": found[:limit], "metrics": metrics} if found else {"metrics": metrics}
+
+
+class Jaeger:
+    """What a Jaeger holds, and how its query API answers; the real one is in the end-to-end tests.
+
+    Attributes:
+        newer: it has `/api/v3`; `page`: what it has not it answers with its page, as one that serves it does.
+        max_traces: what its storage holds at most, and so what may be asked of it; 0: no bound.
+        stream: `/api/v3` answers trace by trace, as the gateway of older versions did.
+
+    """
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        self.traces = by_trace(messages)
+        self.newer, self.page, self.stream, self.max_traces = True, False, False, 0
+        self._lines: dict[str, str] = {}
+
+    def __call__(self, path: str, parameters: Mapping[str, str]) -> Reply:
+        """Answer."""
+        services: dict[str, set[str]] = {}
+        for message in self.traces.values():
+            for attributes, span in spans_of(message):
+                services.setdefault(attributes["service.name"], set()).add(span["name"])
+        if path.startswith("/api/v3/") and self.newer:
+            match path.removeprefix("/api/v3/"):
+                case "services":
+                    return 200, {"services": sorted(services)} if services else {}
+                case "operations":
+                    found = services.get(parameters["service"], set())
+                    return 200, {"operations": [{"name": each, "spanKind": "internal"} for each in sorted(found)]}
+                case "traces":
+                    return self._newer(parameters)
+        match path:
+            case "/api/services":
+                return 200, {"data": sorted(services), "total": len(services), "limit": 0, "offset": 0, "errors": None}
+            case "/api/operations":
+                found = services.get(parameters["service"], set())
+                data = [{"name": each, "spanKind": "internal"} for each in sorted(found)]
+                return 200, {"data": data, "total": len(data), "limit": 0, "offset": 0, "errors": None}
+            case "/api/traces":
+                begin, end = (1000 * int(parameters[key]) for key in ("start", "end"))
+                assert parameters["raw"] == "true"
+                traces = self._between(parameters["service"], begin, end)[: int(parameters["limit"])]
+                data = [jaeger_trace(self.traces[each]) for each in traces]
+                return 200, {"data": data, "total": 0, "limit": 0, "offset": 0, "errors": None}
+        return (200, "<!doctype html><title>Jaeger UI</title>") if self.page else (404, "404 page not found\n")
+
+    def _newer(self, parameters: Mapping[str, str]) -> Reply:
+        limit = int(parameters["query.num_traces"])
+        assert parameters["query.raw_traces"] == "true"
+        if self.max_traces and limit > self.max_traces:
+            says = "search depth must be greater than 0 and less than max traces"
+            return 500, {"error": {"httpCode": 500, "message": says}}
+        begin, end = (nanoseconds(parameters[f"query.start_time_{key}"]) for key in ("min", "max"))
+        traces = self._between(parameters["query.service_name"], begin, end)[:limit]
+        if not traces:
+            return 404, {"error": {"httpCode": 404, "message": "No traces found"}}
+        if self.stream:
+            for each in traces:
+                if each not in self._lines:
+                    self._lines[each] = json.dumps({"result": protobuf_json(self.traces[each])})
+            return 200, "\n".join(self._lines[each] for each in traces)
+        parts = [part for each in traces for part in self.traces[each]["resourceSpans"]]
+        return 200, {"result": {"resourceSpans": parts}}
+
+    def _between(self, service: str, begin: int, end: int) -> list[str]:
+        return [
+            trace_id
+            for trace_id, message in self.traces.items()
+            if any(
+                attributes["service.name"] == service and begin <= int(span["startTimeUnixNano"]) <= end
+                for attributes, span in spans_of(message)
+            )
+        ]
+
+
+def nanoseconds(written: str) -> int:
+    """Return a time in RFC 3339 with nine digits of a second, as ns since the epoch."""
+    seconds, rest = written.removesuffix("Z").split(".")
+    return int(datetime.fromisoformat(f"{seconds}+00:00").timestamp()) * SECOND + int(rest)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from analyzers.cli import main
 from analyzers.readers import open_capture
 
+HOUR = 3_600_000_000_000
 EXAMPLE = Path(__file__).parents[2] / "analyzers" / "examples" / "model_case.jsonl"
 
 
@@ -28,14 +30,12 @@ def whole() -> list[str]:
     """Return the options that ask for the time of the example."""
     capture = open_capture([EXAMPLE])
     begin = min(int(frame["start"].min()) for frame in (capture.requests, capture.steps, capture.lookups))  # type: ignore[arg-type]
-    days = begin // 86_400_000_000_000
-    return ["--since", _day(days - 1), "--until", _day(days + 2)]
+    hours = begin // HOUR
+    return ["--since", _hour(hours - 1), "--until", _hour(hours + 2)]
 
 
-def _day(days: int) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(days * 86400, UTC).strftime("%Y-%m-%d")
+def _hour(hours: int) -> str:
+    return datetime.fromtimestamp(hours * 3600, UTC).isoformat()
 
 
 def otel_cache(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, str]:

@@ -36,15 +36,15 @@ def test_more_than_tempo_gives_at_once_is_told(tmp_path: Path, capsys: Capsys) -
 
 
 def test_limits_of_the_server_are_kept(tmp_path: Path, capsys: Capsys) -> None:
-    """A Tempo that gives at most 500 traces, of an hour at most, is asked for no more."""
-    with Server(Tempo(example(), max_limit=500, max_seconds=3600)) as server:
+    """A Tempo that gives at most 500 traces, of a minute at most, is asked for no more."""
+    with Server(Tempo(example(), max_limit=500, max_seconds=60)) as server:
         code, _, err = otel_cache(capsys, "fetch", "tempo", server.url, "--out", tmp_path / "got.jsonl", *whole())
         searches = [parameters for path, parameters in server.asked if path == "/api/search"]
     assert code == 0, err
     assert report(capsys, tmp_path / "got.jsonl") == report(capsys, EXAMPLE)
-    taken = [each for each in searches if int(each["end"]) - int(each["start"]) <= 3600]
+    taken = [each for each in searches if int(each["end"]) - int(each["start"]) <= 60]
     assert {int(each["limit"]) for each in taken} <= {500, 1000}
-    assert len(searches) <= 2 * 72 + 20
+    assert len(searches) <= 2 * 180 + 20
 
 
 def test_what_is_not_whole_is_told(tmp_path: Path, capsys: Capsys) -> None:
