@@ -6,8 +6,8 @@ between begins a new one, so that spans in the order of their first records tell
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress, repeat
 from operator import attrgetter
-from typing import NamedTuple
 
 from otel_cache.records import FINGERPRINT_BYTES, Chunk, Evict, Span, Store
 from otel_cache.semconv import names
@@ -136,8 +136,7 @@ class GatheredEvicts:
         self._groups = groups
         self._owners = owners if self.reason == "allocation" else {}
         for record in self._records:
-            for block in record.blocks:
-                owner = self._owners.get(block, "")
+            for owner in dict.fromkeys(map(self._owners.get, record.blocks, repeat(""))):
                 if owner not in self._spans:
                     self._spans[owner] = new_root() if step is None else new_child(step)
 
@@ -150,23 +149,17 @@ class GatheredEvicts:
 
         `kind_of` names the kind of a group.
         """
-        by_owner: dict[str, dict[int, list[_Gone]]] = {owner: {} for owner in self._spans}
+        by_owner: dict[str, dict[int, _Gone]] = {owner: {} for owner in self._spans}
         for record in self._records:
-            size = FINGERPRINT_BYTES
-            prints = [record.fingerprints[at : at + size] for at in range(0, len(record.fingerprints), size)]
-            keys = record.keys or [b""] * len(record.positions)
-            gone = zip(record.positions, prints, keys, record.ages, record.blocks, strict=True)
-            for position, fingerprint, key, age, block in gone:
-                groups = by_owner[self._owners.get(block, "")]
-                groups.setdefault(record.group, []).append(
-                    _Gone(position, fingerprint, key, age, self._groups.get(block))
-                )
+            owners = list(map(self._owners.get, record.blocks, repeat("")))
+            for owner in dict.fromkeys(owners):
+                chosen = None if owners.count(owner) == len(owners) else [one == owner for one in owners]
+                gone = by_owner[owner].setdefault(record.group, _Gone())
+                gone.add(record, self._groups, chosen)
         self._records = []
         return [(owner, span, self._attributes(owner, by_owner[owner], kind_of)) for owner, span in self._spans.items()]
 
-    def _attributes(
-        self, owner: str, groups: Mapping[int, list["_Gone"]], kind_of: Callable[[int], str]
-    ) -> dict[str, Value]:
+    def _attributes(self, owner: str, groups: Mapping[int, "_Gone"], kind_of: Callable[[int], str]) -> dict[str, Value]:
         attributes = {**_evict_arrays(groups), **_blocks_by_kind(groups, kind_of)}
         attributes[names.EVICT_REASON] = self.reason
         if owner:
@@ -175,12 +168,34 @@ class GatheredEvicts:
         return attributes
 
 
-class _Gone(NamedTuple):
-    position: int
-    fingerprint: bytes
-    key: bytes
-    age: int
-    taker: int | None
+class _Gone:
+    """Keys of one group that left the cache for one owner, and which group took each block (None: not said)."""
+
+    __slots__ = ("age", "fingerprints", "keys", "positions", "takers")
+
+    def __init__(self) -> None:
+        self.positions: list[int] = []
+        self.fingerprints = b""
+        self.keys: list[bytes] = []
+        self.age = 0
+        self.takers: list[int | None] = []
+
+    def add(self, record: Evict, takers: Mapping[int, int], chosen: Sequence[bool] | None) -> None:
+        """Take those of a record's keys that are `chosen`, all of them where that is None."""
+        if chosen is None:
+            self.positions += record.positions
+            self.fingerprints += record.fingerprints
+            self.keys += record.keys or repeat(b"", len(record.positions))
+            self.age = max(self.age, *record.ages)
+            self.takers += map(takers.get, record.blocks)
+            return
+        size = FINGERPRINT_BYTES
+        prints = (record.fingerprints[at : at + size] for at in range(0, len(record.fingerprints), size))
+        self.positions += compress(record.positions, chosen)
+        self.fingerprints += b"".join(compress(prints, chosen))
+        self.keys += compress(record.keys or repeat(b""), chosen)
+        self.age = max(self.age, *compress(record.ages, chosen))
+        self.takers += map(takers.get, compress(record.blocks, chosen))
 
 
 def reset_attributes() -> dict[str, Value]:
@@ -193,32 +208,29 @@ def no_evict_attributes() -> dict[str, Value]:
     return _evict_arrays({})
 
 
-def _evict_arrays(groups: Mapping[int, Sequence[_Gone]]) -> dict[str, Value]:
+def _evict_arrays(groups: Mapping[int, _Gone]) -> dict[str, Value]:
     rows = [groups[group] for group in sorted(groups)]
     return {
         names.GROUP_IDS: sorted(groups),
-        names.EVICT_BLOCKS: [len(row) for row in rows],
-        names.EVICT_POSITIONS: [",".join(str(gone.position) for gone in row) for row in rows],
-        names.EVICT_FINGERPRINTS: [encode_bytes(b"".join(gone.fingerprint for gone in row)) for row in rows],
-        names.EVICT_KEYS: [_keys(row) for row in rows],
-        names.EVICT_AGE: [max(gone.age for gone in row) // NANOSECONDS_PER_MILLISECOND for row in rows],
+        names.EVICT_BLOCKS: [len(row.positions) for row in rows],
+        names.EVICT_POSITIONS: [",".join(map(str, row.positions)) for row in rows],
+        names.EVICT_FINGERPRINTS: [encode_bytes(row.fingerprints) for row in rows],
+        # Most blocks have no extra key: then nothing is said, rather than a row of commas.
+        names.EVICT_KEYS: [",".join(map(encode_bytes, row.keys)) if any(row.keys) else "" for row in rows],
+        names.EVICT_AGE: [row.age // NANOSECONDS_PER_MILLISECOND for row in rows],
     }
 
 
-def _blocks_by_kind(groups: Mapping[int, Sequence[_Gone]], kind_of: Callable[[int], str]) -> dict[str, Value]:
+def _blocks_by_kind(groups: Mapping[int, _Gone], kind_of: Callable[[int], str]) -> dict[str, Value]:
     # Numbers of their own: neither a collector's metrics nor a back end's search can add up an array.
     blocks: Counter[str] = Counter()
     for group, row in groups.items():
-        blocks[_BLOCKS_OF_KIND.get(kind_of(group), names.EVICT_OTHER_BLOCKS)] += len(row)
+        blocks[_BLOCKS_OF_KIND.get(kind_of(group), names.EVICT_OTHER_BLOCKS)] += len(row.positions)
     return dict(blocks)
 
 
-def _keys(row: Sequence[_Gone]) -> str:
-    # Most blocks have no extra key: then nothing is said, rather than a row of commas.
-    return ",".join(encode_bytes(gone.key) for gone in row) if any(gone.key for gone in row) else ""
-
-
-def _takers(row: Sequence[_Gone]) -> str:
+def _takers(row: _Gone) -> str:
     # A record of an older plugin does not say.
-    takers = ["" if gone.taker is None else str(gone.taker) for gone in row]
-    return takers[0] if len(set(takers)) == 1 else ",".join(takers)
+    takers = dict.fromkeys(row.takers)
+    texts = ["" if taker is None else str(taker) for taker in (takers if len(takers) == 1 else row.takers)]
+    return ",".join(texts)
