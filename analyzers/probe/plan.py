@@ -14,8 +14,11 @@ LEAST_TOKENS = 2048
 """A shorter prompt is computed so fast that its time tells nothing."""
 BEYOND = 11 / 16
 """How far a prompt goes into its last block: its end is no boundary, nor near one."""
-GRID_TOKENS = (6007, 4003, 2999, 2203, 1409)
-"""Lengths of the prompts that show where hits can end; their quotients have nothing in common."""
+GRID_TOKENS = ((2815, 2548, 2272, 2049), (5975, 5337, 4708, 4402))
+"""Lengths of the prompts that show where hits can end: on any grid of up to a third of the first, and of the usual
+steps, their hits have nothing but the grid in common, with and without a block that speculation takes off."""
+FEW_GRID_TOKENS = (1487, 1321, 1140, 778)
+"""The same for a model that takes less."""
 GRID_SENDS = 3
 
 
@@ -82,13 +85,23 @@ def plan(sizes: Sizes, vocabulary: Vocabulary, repeats: int, draw: random.Random
     return sends
 
 
-def grid_plan(vocabulary: Vocabulary, limit: int | None, draw: random.Random) -> Iterator[Send]:
-    """Yield the sends whose hits show the grid: prompts of several lengths, each more than once."""
-    for length in GRID_TOKENS:
-        if limit is None or length < limit:
-            prompt = vocabulary.fresh(length, draw)
-            for number in range(GRID_SENDS):
-                yield Send(GRID, number, prompt, prompt.tokens if number else 0)
+def grid_lengths(limit: int | None) -> Sequence[Sequence[int]]:
+    """Return the sets of lengths to try for the grid, one after the other, in a model that takes `limit` tokens."""
+    fitting = [lengths for lengths in GRID_TOKENS if limit is None or lengths[0] < limit]
+    return fitting or [[length for length in FEW_GRID_TOKENS if limit is None or length < limit]]
+
+
+def grid_plan(lengths: Sequence[int], vocabulary: Vocabulary, draw: random.Random) -> Iterator[Send]:
+    """Yield the sends whose hits show the grid: prompts of these lengths, each more than once."""
+    for length in lengths:
+        prompt = vocabulary.fresh(length, draw)
+        for number in range(GRID_SENDS):
+            yield Send(GRID, number, prompt, prompt.tokens if number else 0)
+
+
+def grid_is_sure(grid: int | None, lengths: Sequence[int]) -> bool:
+    """Whether prompts of these lengths are long enough for what they show."""
+    return grid is not None and 3 * grid <= lengths[0]
 
 
 def grid_of(hits: Sequence[int | None]) -> int | None:

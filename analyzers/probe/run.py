@@ -14,6 +14,7 @@ from analyzers.probe.prompts import Vocabulary
 from analyzers.probe.session import Session
 from analyzers.probe.spans import Joined, Spans
 from analyzers.probe.vocabulary import TRIAL_TOKENS, find_vocabulary
+from otel_cache.errors import UsageError
 
 WARM_UPS = 2
 
@@ -67,6 +68,11 @@ def probe(request: Request, progress: Callable[[str], None]) -> Report:
     salt = secrets.token_hex(8)
     draw = random.Random(salt)
     servers = {role: Server(url, request.api_key, request.timeout) for role, url in request.urls.items()}
+    urls = [server.url for server in servers.values()]
+    if len(set(urls)) < len(urls):
+        raise UsageError(
+            f"{max(urls, key=urls.count)} is given twice: the second role would hit what the first computed"
+        )
     try:
         probed = {}
         for role, server in servers.items():
@@ -143,8 +149,12 @@ def _sizes(
     if counters and counters.caching is False:
         return plan.sizes(counters.block_size, "metrics", wanted, limit)
     progress("finding out where hits can end")
-    found = [main.session.observe(send, 1) for send in plan.grid_plan(vocabulary, limit, draw)]
-    grid = plan.grid_of([one.hit for one in with_usage(found)])
+    grid = None
+    for lengths in plan.grid_lengths(limit):
+        found = [main.session.observe(send, 1) for send in plan.grid_plan(lengths, vocabulary, draw)]
+        grid = plan.grid_of([one.hit for one in with_usage(found)])
+        if plan.grid_is_sure(grid, lengths):
+            break
     if grid is not None:
         return plan.sizes(grid, "measured", wanted, limit)
     if counters and counters.block_size:

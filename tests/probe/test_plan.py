@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzers.probe.plan import BLOCKS, LEAST_TOKENS, grid_of, sizes
+from analyzers.probe.plan import BLOCKS, GRID_TOKENS, LEAST_TOKENS, grid_is_sure, grid_lengths, grid_of, sizes
 from otel_cache.errors import UsageError
 
 
@@ -62,3 +62,22 @@ def test_the_grid_of_hits() -> None:
     assert grid_of([0, 0, 3840, 0, 0, 2560, 0, 1920, 1920]) == 640
     assert grid_of([0, 2992, None, 2192]) == 16
     assert grid_of([0, None]) is None
+
+
+@pytest.mark.parametrize("dropped", [0, 1])
+def test_the_lengths_show_the_grid(dropped: int) -> None:
+    """Any grid of whole 16s that they are long enough for, with and without a block that speculation takes off."""
+    for grid in range(16, GRID_TOKENS[0][0] // 3, 16):
+        hits = [(length - 1) // grid * grid - dropped * grid for length in GRID_TOKENS[0]]
+        assert grid_of(hits) == grid
+        assert grid_is_sure(grid, GRID_TOKENS[0])
+    assert not grid_is_sure(1600, GRID_TOKENS[0])
+    assert not grid_is_sure(None, GRID_TOKENS[0])
+
+
+def test_the_lengths_fit() -> None:
+    """Into whatever the model takes."""
+    assert grid_lengths(None) == list(GRID_TOKENS)
+    assert grid_lengths(4000) == [GRID_TOKENS[0]]
+    assert grid_lengths(1200) == [[1140, 778]]
+    assert grid_lengths(500) == [[]]

@@ -433,6 +433,8 @@ def test_options(run: Run, tmp_path: Path) -> None:
             code, out, err = run(server.url, *words)
             assert (code, out) == (2, "")
             assert says in err
+        twice = (server.url, "--plain", f"{server.url}/v1")
+        assert "is given twice" in run.error(*twice)
     assert not small.bodies
 
 
