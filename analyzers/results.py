@@ -143,14 +143,15 @@ def _group_states(
     missing: dict[int, Missing] = {}
     if one.explained:
         missing = {entry.group.index: entry for entry in one.explained.missing}
-    known = one.explained is not None
+    # Of a group that the lookup does not ask nothing is needed: vLLM rebuilds what it holds.
+    asked = {index for ids in one.settings.order for index in ids} if one.explained and needed else set()
     states = []
     for group in one.settings.groups:
         seen = passes.get((one.row["life"], one.row["span_id"], group.index), {})
         entry = missing.get(group.index)
         below, above = one.residency.below[group.index], one.residency.above[group.index]
         # Without a boundary that a hit could have had, there is nothing that a group could lack.
-        state: model.State = "stored" if known and needed else "unknown"
+        state: model.State = "stored" if group.index in asked else "unknown"
         if entry:
             state = entry.state
         states.append(
