@@ -1,8 +1,10 @@
 """`otel-cache fetch`: spans out of a tracing back end, into a capture."""
 
 import os
+import signal
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +12,7 @@ import click
 
 TOKEN = "OTEL_CACHE_BEARER_TOKEN"
 MAX_NOTES = 10
+KILLED = 128
 LIMITS = {"jaeger": 200, "tempo": 1000}
 TENANT_HEADERS = {"jaeger": "x-tenant", "tempo": "X-Scope-OrgID"}
 
@@ -89,7 +92,7 @@ def command(
     headers = {TENANT_HEADERS[backend]: tenant} if tenant else {}
     client = Client(url, Access(_token(bearer_token_file), headers, ca_file, timeout))
     asked: Backend = Jaeger(client, api) if backend == "jaeger" else Tempo(client)
-    with closing(client), ProgressLine(sys.stderr) as progress:
+    with _unwound(), closing(client), ProgressLine(sys.stderr) as progress:
         fetched = fetch(asked, list(dict.fromkeys(services)), window, limit or LIMITS[backend], out, progress)
     for note in fetched.notes[:MAX_NOTES]:
         click.echo(f"note: {printable(note)}", err=True)
@@ -100,6 +103,21 @@ def command(
         printable(f"{fetched.spans:,} spans of otel_cache{others} in {fetched.traces:,} traces from {window} to {out}"),
         err=True,
     )
+
+
+@contextmanager
+def _unwound() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the command as an exception does, so that no half file is left."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(KILLED + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _token(file: str | None) -> str | None:

@@ -138,18 +138,22 @@ def test_stdout_and_files_that_cannot_be(tmp_path: Path, capfdbinary: pytest.Cap
     assert {span["name"] for span in spans} >= {names.REQUEST, names.LOOKUP, names.STORE, names.STEP}
 
 
-def test_ctrl_c_leaves_nothing(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_leaves_nothing(number: int, code: int, tmp_path: Path, capsys: Capsys) -> None:
     """Half a file is none; what stood there stays."""
     out = tmp_path / "got.jsonl"
     out.write_text("earlier\n")
     jaeger = VERSIONS["2"]()
+    parts: list[str] = []
 
     def answer(path: str, parameters: Any) -> Any:
         if path == "/api/v3/traces" and len(server.asked) > 6:
-            os.kill(os.getpid(), signal.SIGINT)
+            parts.extend(left_in(tmp_path))
+            os.kill(os.getpid(), number)
         return jaeger(path, parameters)
 
     with Server(answer) as server:
-        code, _, _ = otel_cache(capsys, "fetch", "jaeger", server.url, "--out", out, "--limit", "2", *whole())
-    assert code == 130
+        left, _, _ = otel_cache(capsys, "fetch", "jaeger", server.url, "--out", out, "--limit", "2", *whole())
+    assert left == code
+    assert [name for name in parts if name.endswith(".part")]
     assert (left_in(tmp_path), out.read_text()) == (["got.jsonl"], "earlier\n")
