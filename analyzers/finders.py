@@ -22,6 +22,13 @@ class Found(NamedTuple):
     hit: int
 
 
+class Agreed(NamedTuple):
+    """The hit of all groups, and the longest of one: vLLM takes it for a prefix that prompts share, and keeps it."""
+
+    hit: int
+    longest: int
+
+
 def find(group: Group, holds: Holds, limit: int, drop: bool, alignment: int) -> Found:
     """Return the longest hit of one kind of group that ends at or below `limit`."""
     if group.kind == names.KIND_MAMBA:
@@ -115,7 +122,12 @@ def required_positions(group: Group, boundary: int) -> list[int]:
 
 
 def agree(settings: Settings, holds: HoldsOf, limit: int, hashed: int, drop: bool = True) -> int:
-    """Return the hit on which all groups agree.
+    """Return the hit on which all groups agree: that of `agreement`, which has the same arguments."""
+    return agreement(settings, holds, limit, hashed, drop).hit
+
+
+def agreement(settings: Settings, holds: HoldsOf, limit: int, hashed: int, drop: bool = True) -> Agreed:
+    """Return the hit on which all groups agree, and the longest that a group had on the way there.
 
     Args:
         settings: the replica's.
@@ -127,9 +139,10 @@ def agree(settings: Settings, holds: HoldsOf, limit: int, hashed: int, drop: boo
     """
     if len(settings.groups) == 1:
         group = settings.groups[0]
-        return find(group, lambda p: holds(group, p), limit, drop and group.drops, group.block_size).hit
+        alone = find(group, lambda p: holds(group, p), limit, drop and group.drops, group.block_size).hit
+        return Agreed(alone, alone)
     simple = len(settings.order) == 2 and settings.groups[settings.order[0][0]].dense
-    hit = limit
+    hit, longest = limit, 0
     verified: set[int] = set()
     dense_hits: dict[int, int] = {}
     while True:
@@ -150,13 +163,14 @@ def agree(settings: Settings, holds: HoldsOf, limit: int, hashed: int, drop: boo
             elif found < current:
                 verified.clear()
             current = found
+            longest = max(longest, found)
             if group.dense:
                 dense_hits[index] = found
         if current >= hit:
-            return hit
+            return Agreed(hit, longest)
         hit = current
         if simple:
-            return hit
+            return Agreed(hit, longest)
 
 
 def furthest(settings: Settings, holds: HoldsOf, limit: int, hashed: int) -> int:

@@ -10,11 +10,14 @@ from analyzers.vllm_lab.run import LabWorker
 
 WITHOUT = "--without-vllm"
 TRACE = "OTEL_CACHE_MOONCAKE"
+VECTORS = "OTEL_CACHE_VECTORS"
+FILES = {"mooncake": TRACE, "vectors": VECTORS}
+"""Markers of tests that need a file which is no part of the project, and the variables that name it."""
 
 # Without its bytecode cache every import of vLLM takes a minute instead of seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 _left_out = 0
-_without_trace = 0
+_without_file: dict[str, int] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,7 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse to start where vLLM is missing and nobody asked for a run without it."""
-    config.addinivalue_line("markers", f"mooncake: replays the trace that {TRACE} names; left out without it")
+    for marker, variable in FILES.items():
+        config.addinivalue_line("markers", f"{marker}: needs the file that {variable} names; left out without it")
     config.addinivalue_line("markers", f"vllm: runs the real vLLM; left out with {WITHOUT}")
     if not config.getoption(WITHOUT):
         problem = missing_vllm()
@@ -41,12 +45,13 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what needs a trace that is not there, and what needs vLLM where that was asked for."""
-    global _left_out, _without_trace
-    if not os.environ.get(TRACE):
-        traced = [item for item in items if item.get_closest_marker("mooncake")]
-        _without_trace = len(traced)
-        items[:] = [item for item in items if not item.get_closest_marker("mooncake")]
-        config.hook.pytest_deselected(items=traced)
+    global _left_out
+    for marker, variable in FILES.items():
+        needing = [item for item in items if item.get_closest_marker(marker)]
+        if needing and not os.environ.get(variable):
+            _without_file[variable] = len(needing)
+            items[:] = [item for item in items if not item.get_closest_marker(marker)]
+            config.hook.pytest_deselected(items=needing)
     if not config.getoption(WITHOUT):
         return
     left_out = [item for item in items if item.get_closest_marker("vllm")]
@@ -57,8 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say that a run without vLLM, or without the trace, is not the whole."""
-    if _without_trace:
-        terminalreporter.write_line(f"{_without_trace} tests of a trace were left out: {TRACE} names none")
+    for variable, count in _without_file.items():
+        terminalreporter.write_line(f"{count} tests were left out: {variable} names no file")
     if config.getoption(WITHOUT):
         terminalreporter.write_line(f"{_left_out} tests that run the real vLLM were left out by {WITHOUT}")
 

@@ -27,6 +27,7 @@ VERBS = {
     "probe": "Ask a live server what its prefix cache reuses, and why it misses.",
     "run": "Run vLLM with the prefix cache traced.",
     "sidecar": "Run the process that builds spans and exports them.",
+    "worksheet": "Compute on which boundary a prompt's repeats can hit.",
 }
 INTERRUPTED = 130
 NOBODY_READS = 141

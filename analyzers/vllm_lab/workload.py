@@ -78,6 +78,20 @@ def load_engine(path: Path) -> EngineFile:
         raise ScenarioError(f"{path}: {place.strip('`').removeprefix('$.') or 'top level'}: {problem}") from error
 
 
+def engine_data(path: Path) -> dict[str, Any]:
+    """Return the engine of an engine file or a scenario as plain data, unchecked.
+
+    Raises:
+        ScenarioError: the file is not there, is not YAML, or has no engine.
+
+    """
+    data = load_yaml(path, "an engine file")
+    engine = data.get("engine") if isinstance(data, dict) else None
+    if not isinstance(engine, dict):
+        raise ScenarioError(f"{path}: an engine file is a mapping with the key engine")
+    return dict(engine)
+
+
 def load_workload(path: Path, engine: Path | None) -> Scenario:
     """Return what `path` holds, a scenario or a Mooncake trace, on the engine of the file `engine`.
 

@@ -1,0 +1,220 @@
+"""The worksheet: arithmetic in the open, vLLM's own scheduler, and public measurements where they are at hand."""
+
+import contextlib
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from analysis.strategies import LAYOUTS, engines
+from conftest import VECTORS, Labs
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lab.cases import HYBRID, MTP, shipped
+from vllm_versions import VERSIONS
+
+from analyzers.experiments.configured import checked, configured
+from analyzers.experiments.worksheet import worksheet
+from analyzers.readers import open_capture
+from analyzers.settings import Settings, read_settings
+from otel_cache.errors import LabError
+
+SIZES = (16, 64, 160, 1600)
+EXAMPLES = 25
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def command(*arguments: object) -> Done:
+    """Run `otel-cache worksheet` in this process."""
+    from analyzers.cli.main import main
+
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            main(["worksheet", *map(str, arguments)])
+        except SystemExit as end:
+            return Done(int(end.code or 0), out.getvalue(), err.getvalue())
+    raise AssertionError("main does not return")
+
+
+def of(tokens: int, version: str = "0.32", **engine: Any) -> Settings:
+    """Return the settings of an engine; one group of full attention unless it says."""
+    return configured(checked({"groups": [{"kind": "full_attention"}], **engine}, "engine", tokens), version)
+
+
+def expected(tokens: int, block: int, drop: bool) -> int:
+    """Return the resend's boundary by hand: the last token is computed, and one block dropped."""
+    return max(0, (tokens - 1) // block * block - (block if drop else 0))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 20_000), st.integers(4, 4096), st.booleans())
+def test_one_group(tokens: int, block: int, drop: bool) -> None:
+    """Whole blocks below the last token, one less with speculation; a longer prompt gets the last block as well."""
+    sheet = worksheet(of(tokens, block_size=block, speculative=MTP if drop else None), tokens)
+    assert sheet.final_aligned_boundary == tokens // block * block
+    assert sheet.resend_boundary == expected(tokens, block, drop)
+    assert sheet.extension_boundary == max(0, tokens // block * block - (block if drop else 0))
+    assert sheet.speculative_adjustment == expected(tokens, block, False) - expected(tokens, block, drop)
+    assert sheet.minimum_cacheable_prefix == (2 * block if drop else block)
+    assert sheet.minimum_resend_tokens == sheet.minimum_cacheable_prefix + 1
+    assert list(sheet.hits) == [sheet.resend_boundary] * 3
+    assert sheet.verdict == ("hits" if sheet.resend_boundary else "too short")
+
+
+@pytest.mark.vectors
+def test_public_vectors() -> None:
+    """What users of vLLM measured, from the file that the variable names: by the command, as a user types it."""
+    vectors = json.loads(Path(os.environ[VECTORS]).read_text())["vectors"]
+    assert vectors
+    for vector in vectors:
+        flags = ["--prompt-tokens", vector["n"], "--block-size", vector["block"], "--format", "json"]
+        done = command(*flags, *(["--speculative"] if vector["spec_drop_blocks"] else []))
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["resend_boundary"] == vector["expect"], vector
+
+
+def predicted(version: str, engine: dict[str, Any], tokens: int) -> tuple[list[int], int]:
+    """Return what the worksheet says of three repeats and of a longer prompt."""
+    sheet = worksheet(configured(checked(engine, "engine", tokens), version), tokens)
+    assert sheet.hits[-1] <= sheet.resend_boundary
+    assert sheet.extension_hit <= sheet.extension_boundary
+    return list(sheet.hits), sheet.extension_hit
+
+
+def sends(engine: dict[str, Any], tokens: int, beyond: int) -> dict[str, Any]:
+    """Return a scenario: a prompt, its repeats, and of another prompt a longer one."""
+    asked = {"output_tokens": 1}
+    return {
+        "engine": engine,
+        "requests": [
+            {"id": "cold", "prompt": [{"segment": "a", "tokens": tokens}], **asked},
+            {"id": "repeat", "prompt": [{"segment": "a", "tokens": tokens}], "times": 3, **asked},
+            {"id": "short", "prompt": [{"segment": "b", "tokens": tokens}], **asked},
+            {"id": "long", "prompt": [{"segment": "b", "tokens": tokens}, {"segment": "c", "tokens": beyond}], **asked},
+        ],
+    }
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_real_scheduler(bare_lab: Labs, version: str) -> None:
+    """Any layout, any length: the repeats and the longer prompt hit what the worksheet says."""
+    ran = 0
+
+    @settings(
+        max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+    )
+    @given(engines(LAYOUTS, True, SIZES, (8000,)), st.integers(0, 7), st.integers(-5, 1600))
+    def holds(drawn: tuple[dict[str, Any], int], blocks: int, more: int) -> None:
+        nonlocal ran
+        engine, block = drawn
+        engine |= {"num_gpu_blocks": 8000, "async_scheduling": False, "max_num_seqs": 8}
+        tokens = max(1, blocks * block + min(more, block))
+        try:
+            said = bare_lab[version].run(sends(engine, tokens, 2 * block + 3))
+        except LabError as error:
+            assert "at least two attention groups" in str(error), error
+            return
+        assert (said.hits[1:4], said.hits[5]) == predicted(version, engine, tokens), (engine, tokens)
+        ran += 1
+
+    holds()
+    assert ran > EXAMPLES // 2
+
+
+ENGINES: list[dict[str, Any]] = [
+    {"groups": HYBRID, "block_size": 1600, "speculative": MTP},
+    {"groups": HYBRID, "block_size": 64, "prefix_match_unit": 16},
+    {"groups": HYBRID, "block_size": 64, "prefix_match_unit": 16, "speculative": MTP},
+    {"groups": [{"kind": "full_attention"}], "speculative": {"method": "ngram"}},
+    {
+        "groups": [
+            {"kind": "mamba", "block_size": 256},
+            {"kind": "sliding_window", "window": 100, "block_size": 128},
+            {"kind": "full_attention", "block_size": 64},
+        ],
+        "speculative": MTP,
+        "prefix_cache_retention_interval": 512,
+    },
+    {
+        "groups": [{"kind": "full_attention"}, {"kind": "sliding_window", "window": 100, "draft": True}],
+        "speculative": MTP,
+        "prefix_cache_retention_interval": 0,
+    },
+]
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("version", VERSIONS)
+def test_settings_are_what_vllm_makes_of_them(lab: Labs, tmp_path: Path, version: str) -> None:
+    """What is computed of an engine is what its replica says of itself."""
+    for index, engine in enumerate(ENGINES):
+        out = tmp_path / f"{index}.jsonl"
+        lab[version].run({"engine": engine, "requests": sends(engine, 300, 3)["requests"][:1]}, out)
+        (life,) = open_capture([out]).lives
+        said = read_settings(life.attributes, "the replica")
+        ours = configured(checked(engine, "engine", 300), said.version)
+        for name in ("groups", "order", "alignment", "hash_block", "scheduler_block", "lookahead", "partial_hits",
+                     "block_beyond", "retention", "max_batched_tokens", "speculative_tokens"):  # fmt: skip
+            assert getattr(ours, name) == getattr(said, name), (engine, name)
+
+
+@pytest.mark.parametrize(
+    ("version", "retention", "hits", "verdict"),
+    [
+        ("0.28.0", 0, [0, 9600, 9600], "miss-miss-hit"),
+        ("0.28.0", 1600, [9600, 9600, 9600], "hits"),
+        ("0.32.0", 0, [9600, 9600, 9600], "hits"),
+        ("0.33.0", 0, [11200, 11200, 11200], "hits"),
+    ],
+)
+def test_the_model_case(version: str, retention: int, hits: list[int], verdict: str) -> None:
+    """The hits that were measured on vLLM's scheduler: docs/scenarios.md has them."""
+    engine = shipped("model_case", prefix_cache_retention_interval=retention)["engine"]
+    sheet = worksheet(configured(checked(engine, "engine", 11910), version), 11910)
+    assert (list(sheet.hits), sheet.verdict) == (hits, verdict)
+    assert sheet.final_aligned_boundary == 11200
+    assert sheet.groups[0].at_resend == (verdict == "hits")
+
+
+def test_of_a_capture(tmp_path: Path) -> None:
+    """The settings of a replica in the capture that ships, and what another interval would do."""
+    example = Path(__file__).parents[2] / "analyzers" / "examples" / "model_case.jsonl"
+    done = command("--from", example, "--prompt-tokens", 11910, "--format", "json")
+    sheet = json.loads(done.stdout)
+    assert (sheet["repeat_hits"], sheet["settings"]["vllm_version"]) == ([0, 9600, 9600], "0.28.0")
+    done = command("--from", example, "--prompt-tokens", 11910, "--retention-interval", 1600)
+    assert "9,600, 9,600, 9,600" in done.stdout
+    assert "Verdict: hits" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt-tokens", "5", "--vllm-version", "new"], "'new' is no version of vLLM"),
+        (["--prompt-tokens", "5", "--vllm-version", "0.20"], "its rules are not known"),
+        (["--prompt-tokens", "5", "--group", "mamba,layers"], "'layers' is not KEY=TOKENS"),
+        (["--prompt-tokens", "5", "--group", "mambo"], "engine.groups[0].kind"),
+        (["--prompt-tokens", "5", "--replica", "a"], "give the capture with --from"),
+        (["--prompt-tokens", "5", "--from", "none.jsonl"], "none.jsonl"),
+        (["--prompt-tokens", "5", "--from", "x", "--block-size", "3"], "--block-size: the capture says it already"),
+        (["--prompt-tokens", "5", "--engine", "none.yaml"], "none.yaml: no such file"),
+        (["--prompt-tokens", "5", "--group", "mamba", "--group", "full_attention", "--retention-interval", "7"],
+         "7 is no multiple of the scheduler block"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be(arguments: list[str], message: str) -> None:
+    """One sentence that says what and where; exit code 2."""
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
