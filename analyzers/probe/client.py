@@ -86,8 +86,10 @@ class Server:
             )
         except (httpx.InvalidURL, UnicodeError):
             raise UsageError(f"{url}: not the URL of a server; give one such as http://localhost:8000") from None
-        except (OSError, ssl.SSLError) as error:
+        except OSError as error:
             raise UsageError(f"SSL_CERT_FILE: its certificates cannot be read ({error})") from error
+        except (ValueError, ImportError) as error:
+            raise UsageError(f"a proxy that HTTP_PROXY, HTTPS_PROXY or ALL_PROXY names is none ({error})") from error
 
     def close(self) -> None:
         """Close the connection."""
@@ -235,11 +237,14 @@ class _Stream:
         self._id = str(event.get("id") or self._id)
         if isinstance(event.get("usage"), dict):
             self._usage = event["usage"]
-        for choice in event.get("choices") or ():
+        choices = event.get("choices") or []
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+            raise ValueError("choices that are no objects")
+        for choice in choices:
             text, ids = choice.get("text") or "", choice.get("token_ids")
             if (text or ids or choice.get("finish_reason")) and self._first is None:
                 self._first = time.perf_counter()
-            self._text.append(text)
+            self._text.append(str(text))
             if isinstance(ids, list):
                 self._ids = (self._ids or []) + ids
 

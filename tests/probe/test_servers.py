@@ -421,6 +421,54 @@ def test_urls(run: Run, words: list[str], says: str) -> None:
     assert says in run.error(*words)
 
 
+def test_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Certificates and proxies that cannot be used."""
+    with SmallServer(Small()) as server:
+        monkeypatch.setenv("HTTP_PROXY", "nonsense://x")
+        assert "HTTP_PROXY" in run.error(server.url)
+        monkeypatch.delenv("HTTP_PROXY")
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
+        assert "SSL_CERT_FILE: its certificates cannot be read" in run.error(server.url)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"hello\n",
+        b"data: {\n\n",
+        b"data: 5\n\n",
+        b'data: {"choices": 5}\n\n',
+        b'data: {"choices": [5]}\n\n',
+        b'data: {"choices": [{"text": {}}]}\n\n',
+        b"data: [DONE]\n\n",
+        b'{"choices": [{"text": "no stream"}]}',
+        b"\xff\xfe",
+    ],
+)
+def test_streams_that_are_none(run: Run, data: bytes) -> None:
+    """Whatever comes instead of a stream of events."""
+
+    class Odd(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(b'{"data": [{"id": "odd"}]}' if self.path == "/v1/models" else b"")
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._send(data)
+
+        def _send(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with serving(Odd) as url:
+        assert "is no OpenAI-compatible server: " in run.error(url)
+
+
 def test_options(run: Run, tmp_path: Path) -> None:
     """Options that cannot be right are refused before anything is sent."""
     small = Small()
