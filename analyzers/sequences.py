@@ -1,7 +1,7 @@
 """Sequences: sends of one prompt, with the earlier prompt that it grew out of, on one replica and across replicas."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
@@ -22,6 +22,14 @@ class _Family:
     parent: int | None
     shape: Shape
     shared: int
+    known: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.known.update(self.members)
+
+    def add(self, index: int) -> None:
+        self.members.append(index)
+        self.known.add(index)
 
 
 def sequences(replayed: Sequence[Replayed], results: Sequence[LookupResult], requests: pl.DataFrame) -> list[Sequence_]:
@@ -51,12 +59,12 @@ def sequences(replayed: Sequence[Replayed], results: Sequence[LookupResult], req
         key = (one.row["life"], one.prompt.whole)
         if one.prompt.whole != UNKNOWN and key in by_prompt:
             family = by_prompt[key]
-            family.members.append(index)
+            family.add(index)
         else:
             family = _new_family(index, one, replayed, sessions)
             previous = _continued(family, last_of.get(family.parent) if family.parent is not None else None)
             if previous:
-                previous.members.append(index)
+                previous.add(index)
                 family = previous
             else:
                 families.append(family)
@@ -127,7 +135,7 @@ def _continued(family: _Family, known: _Family | None) -> _Family | None:
         if family.shape == "conversation":
             known.shape = "conversation"
         return known
-    siblings = family.parent in known.members or family.parent == known.parent
+    siblings = family.parent in known.known or family.parent == known.parent
     if known.shape == family.shape == "divergence" and known.shared == family.shared and siblings:
         return known
     return None
