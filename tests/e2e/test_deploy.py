@@ -1,0 +1,167 @@
+"""What deploy/ holds, taken by promtool, kustomize, Compose's loader, the collector and uv."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from deploy.manifests import COMPOSE, CONFIGS, DEPLOY, KUBERNETES, ROOT, documents, load
+
+PROMETHEUS = DEPLOY / "prometheus"
+RULES = "otel-cache.rules.yaml"
+CUSTOM = {"PodMonitor", "PrometheusRule"}
+
+
+def run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end."""
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True, text=True, timeout=600, check=False, **options)
+
+
+def test_promtool_accepts_configuration_and_rules(backends: Mapping[str, Path], tmp_path: Path) -> None:
+    """Prometheus would start with them."""
+    shutil.copytree(PROMETHEUS, tmp_path, dirs_exist_ok=True)
+    shutil.copy(COMPOSE / "replicas-2.yaml", tmp_path / "replicas.yaml")
+    path = tmp_path / "prometheus.yml"
+    path.write_text(path.read_text().replace("/etc/prometheus/", f"{tmp_path}/"))
+    done = run(backends["promtool"], "check", "config", path)
+    assert done.returncode == 0, done.stderr
+    assert "SUCCESS" in done.stdout and "WARNING" not in done.stdout
+
+
+def test_unit_tests_of_the_alerts(backends: Mapping[str, Path]) -> None:
+    """Each alert fires in its tests, and not before."""
+    done = run(backends["promtool"], "test", "rules", PROMETHEUS / "otel-cache.rules.test.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("broken", ["({}) and vector(1) == 2", "({}) or vector(1)"], ids=["never", "always"])
+def test_unit_tests_would_notice(backends: Mapping[str, Path], tmp_path: Path, broken: str) -> None:
+    """Each alert that never fires, and each that always does, fails its tests."""
+    shutil.copytree(PROMETHEUS, tmp_path, dirs_exist_ok=True)
+    rules = load(tmp_path / RULES)
+    alerts = [each for group in rules["groups"] for each in group["rules"] if "alert" in each]
+    for alert in alerts:
+        alert["expr"] = broken.format(alert["expr"])
+    (tmp_path / RULES).write_text(json.dumps(rules))
+    done = run(backends["promtool"], "test", "rules", tmp_path / "otel-cache.rules.test.yaml")
+    assert done.returncode != 0
+    assert set(re.findall(r"alertname: (\w+)", done.stdout + done.stderr)) == {alert["alert"] for alert in alerts}
+
+
+@pytest.mark.parametrize("folder", ["base", "overlays/fleet"])
+def test_kustomize(backends: Mapping[str, Path], folder: str) -> None:
+    """It builds, Kubernetes knows every field of it, and what it mounts and reads is in it or is named as a secret."""
+    done = run(backends["kustomize"], "build", KUBERNETES / folder)
+    assert done.returncode == 0, done.stderr
+    built = documents(done.stdout)
+    for resource in built:
+        if resource["kind"] not in CUSTOM:
+            kubernetes_validate.validate(resource, "1.33", strict=True)
+        assert resource["kind"] == "Namespace" or resource["metadata"]["namespace"] == "otel-cache"
+    maps = {each["metadata"]["name"] for each in built if each["kind"] == "ConfigMap"}
+    text = done.stdout
+    mounted = set(re.findall(r"configMap(?:KeyRef:\n.+|:)\n +name: (\S+)", text))
+    assert mounted and mounted <= maps
+    secrets = set(re.findall(r"secretName: (\S+)", text)) | set(re.findall(r"secretKeyRef:\n.+\n +name: (\S+)", text))
+    operations = (ROOT / "docs" / "operations.md").read_text()
+    assert secrets and all(f"secret generic {name} " in operations or name == "huggingface" for name in secrets)
+    images = set(re.findall(r"image: (\S+)", text))
+    assert images and all(re.search(r":\d", image) for image in images)
+
+
+def test_two_replicas(backends: Mapping[str, Path]) -> None:
+    """The overlay makes two of the one replica, and the router knows both by the names that they get."""
+    built = documents(run(backends["kustomize"], "build", KUBERNETES / "overlays/fleet").stdout)
+    (vllm,) = [each for each in built if each["kind"] == "StatefulSet" and each["metadata"]["name"] == "vllm"]
+    (router,) = [each for each in built if each["kind"] == "Deployment"]
+    urls = [word for word in router["spec"]["template"]["spec"]["containers"][0]["args"] if word.startswith("http")]
+    assert urls == [f"http://vllm-{number}.vllm:8000" for number in range(vllm["spec"]["replicas"])]
+
+
+def composed(compose: Path, folder: Path, *files: str) -> dict[str, Any]:
+    """Return what Compose makes of files in deploy/compose."""
+    done = run(compose, "--no-interpolation", *files, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return dict(documents(done.stdout)[0])
+
+
+def test_compose(backends: Mapping[str, Path]) -> None:
+    """One replica: Compose takes the file, and whatever a service waits for is there."""
+    project = composed(backends["compose"], COMPOSE, "compose.yaml")
+    for service in project["services"].values():
+        assert set(service.get("depends_on", ())) <= set(project["services"])
+    assert "router" not in project["services"]
+
+
+def test_compose_with_two_replicas(backends: Mapping[str, Path]) -> None:
+    """Two: each on its own GPU and port and under its own name, Prometheus knows both, the router waits for both."""
+    services = composed(backends["compose"], COMPOSE, "compose.yaml", "compose.two-replicas.yaml")["services"]
+    replicas = [services["vllm-0"], services["vllm-1"]]
+
+    def of_each(key: str) -> list[Any]:
+        return [replica[key] for replica in replicas]
+
+    devices = [each["resources"]["reservations"]["devices"][0]["device_ids"] for each in of_each("deploy")]
+    assert devices == [["0"], ["1"]]
+    assert [[port["published"] for port in ports] for ports in of_each("ports")] == [["8000"], ["8001"]]
+    ids = ["OTEL_PYTHON_VLLM_CACHE_REPLICA_ID=vllm-0", "OTEL_PYTHON_VLLM_CACHE_REPLICA_ID=vllm-1"]
+    assert [name for each in of_each("environment") for name in each if "REPLICA_ID" in name] == ids
+    assert replicas[0]["command"] == replicas[1]["command"]
+    mounts = [Path(each["source"]).name for each in services["prometheus"]["volumes"] if "replicas" in each["source"]]
+    assert mounts == ["replicas-2.yaml"]
+    assert set(services["router"]["depends_on"]) == {"vllm-0", "vllm-1"}
+
+
+def test_composes_loader_looks(backends: Mapping[str, Path], tmp_path: Path) -> None:
+    """A field that Compose does not know is refused."""
+    path = tmp_path / "compose.yaml"
+    path.write_text((COMPOSE / "compose.yaml").read_text().replace("shm_size:", "shmsize:"))
+    done = run(backends["compose"], "--no-interpolation", path, cwd=tmp_path)
+    assert done.returncode != 0 and "shmsize" in done.stderr
+
+
+def test_the_collector_takes_both_files(backends: Mapping[str, Path]) -> None:
+    """dev.yaml with what Compose adds for Tempo is one configuration."""
+    done = run(
+        backends["collector"], "validate", "--config", CONFIGS / "dev.yaml", "--config", COMPOSE / "collector.yaml"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_images_build(tmp_path: Path) -> None:
+    """What the Dockerfile copies and runs makes an environment whose `otel-cache` runs, and a wheel: without Docker."""
+    text = (DEPLOY / "docker" / "Dockerfile").read_text()
+    stage = text[text.index(" AS build\n") : text.index(" AS otel-cache\n")]
+    source, environment, wheels = tmp_path / "src", tmp_path / "opt", tmp_path / "dist"
+    source.mkdir()
+    settings = {
+        **{name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")},
+        "UV_PROJECT_ENVIRONMENT": str(environment),
+        "UV_PYTHON": sys.executable,
+        "UV_PYTHON_DOWNLOADS": "never",
+    }
+    for instruction, rest in re.findall(r"^(COPY|RUN) (.+)$", stage, re.MULTILINE):
+        if instruction == "COPY":
+            *names, target = rest.split()
+            for name in names:
+                place = source / target / name if target == "./" else source / target
+                if (ROOT / name).is_dir():
+                    shutil.copytree(ROOT / name, place, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(ROOT / name, place)
+        elif not rest.startswith("pip install uv"):
+            done = run("sh", "-ec", rest.replace("/dist", str(wheels)), cwd=source, env=settings)
+            assert done.returncode == 0, done.stderr[-2000:]
+    shutil.rmtree(source)
+    said = run(environment / "bin" / "otel-cache", "analyze", "--example", cwd=tmp_path, env=settings)
+    assert said.returncode == 0 and "shifted_boundary" in said.stdout, said.stderr
+    (wheel,) = wheels.glob("*.whl")
+    assert wheel.name.startswith("otel_cache-")
