@@ -93,6 +93,11 @@ def composed(compose: Path, folder: Path, *files: str) -> dict[str, Any]:
     return dict(documents(done.stdout)[0])
 
 
+def _pair(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
+
+
 def test_compose(backends: Mapping[str, Path]) -> None:
     """One replica: Compose takes the file, and whatever a service waits for is there."""
     project = composed(backends["compose"], COMPOSE, "compose.yaml")
@@ -112,8 +117,9 @@ def test_compose_with_two_replicas(backends: Mapping[str, Path]) -> None:
     devices = [each["resources"]["reservations"]["devices"][0]["device_ids"] for each in of_each("deploy")]
     assert devices == [["0"], ["1"]]
     assert [[port["published"] for port in ports] for ports in of_each("ports")] == [["8000"], ["8001"]]
-    ids = ["OTEL_PYTHON_VLLM_CACHE_REPLICA_ID=vllm-0", "OTEL_PYTHON_VLLM_CACHE_REPLICA_ID=vllm-1"]
-    assert [name for each in of_each("environment") for name in each if "REPLICA_ID" in name] == ids
+    # It prints the environment as an object, or, where files were merged, as a list.
+    environments = [each if isinstance(each, dict) else dict(map(_pair, each)) for each in of_each("environment")]
+    assert [each["OTEL_PYTHON_VLLM_CACHE_REPLICA_ID"] for each in environments] == ["vllm-0", "vllm-1"]
     assert replicas[0]["command"] == replicas[1]["command"]
     mounts = [Path(each["source"]).name for each in services["prometheus"]["volumes"] if "replicas" in each["source"]]
     assert mounts == ["replicas-2.yaml"]
