@@ -145,18 +145,19 @@ def test_names_of_replicas_do_not_matter(capture: Path, tmp_path: Path, renaming
     renamed.write_text(text)
     back = {name: f"replica-{index}" for index, name in renaming.items()}
     one, other = analyze(open_capture([capture])), analyze(open_capture([renamed]))
-    assert [_named(each, {}) for each in _ordered(one)] == [_named(each, back) for each in _ordered(other)]
+    assert [named(each, {}) for each in ordered(one)] == [named(each, back) for each in ordered(other)]
     assert one.lost == other.lost
     assert one.fleet == other.fleet
     assert [finding.rule for finding in one.findings] == [finding.rule for finding in other.findings]
     assert [finding.tokens_lost for finding in one.findings] == [finding.tokens_lost for finding in other.findings]
 
 
-def _ordered(analysis: Analysis) -> list[LookupResult]:
+def ordered(analysis: Analysis) -> list[LookupResult]:
+    """Return the lookups in an order that no name of a replica has a part in."""
     return sorted(analysis.lookups, key=lambda lookup: (lookup.time, lookup.request_id))
 
 
-def _named(lookup: LookupResult, back: Mapping[str, str]) -> LookupResult:
+def named(lookup: LookupResult, back: Mapping[str, str]) -> LookupResult:
     """Return a lookup with the names of its replicas mapped, and without what else depends on them: sentences."""
 
     def mapped(data: Mapping[str, Any]) -> dict[str, Any]:
