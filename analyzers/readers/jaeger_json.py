@@ -4,13 +4,12 @@ Jaeger's model knows scalars alone: an array is a string that holds its JSON. Ti
 has no attributes any more. Scope, kind, status and trace state are tags beside the others.
 """
 
-import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from otel_cache.semconv.arrays import ARRAYS
+from analyzers.readers.array_text import value_of
 
 TRACE_DIGITS = 32
 SPAN_DIGITS = 16
@@ -121,23 +120,7 @@ def _value(tag: Mapping[str, Any]) -> Json:
             return {"doubleValue": value}
         case "binary":
             return {"bytesValue": value}
-    if tag.get("key") in ARRAYS and isinstance(value, str):
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-            return {"arrayValue": {"values": [_element(each) for each in msgspec.json.decode(value, type=list)]}}
-    return {"stringValue": value if isinstance(value, str) else str(value)}
-
-
-def _element(value: object) -> Json:
-    match value:
-        case bool():
-            return {"boolValue": value}
-        case int():
-            return {"intValue": str(value)}
-        case float():
-            return {"doubleValue": value}
-        case str():
-            return {"stringValue": value}
-    return {}
+    return value_of(tag.get("key"), value if isinstance(value, str) else str(value))
 
 
 def _padded(identifier: object, digits: int) -> str:

@@ -2,13 +2,14 @@
 
 Protobuf's general JSON, which Tempo and Jaeger's older gateway write, has ids in base64 and enumerations by name. Tempo
 calls the list of resources `batches`, and puts it into `trace` or not. Spans written before OTLP 0.15 stand in
-`instrumentationLibrarySpans`.
+`instrumentationLibrarySpans`. Jaeger's storages but the one in memory keep Jaeger's model: arrays are strings.
 """
 
 import binascii
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from analyzers.readers.array_text import with_arrays
 from analyzers.readers.spans import SPAN_ID_BYTES, TRACE_ID_BYTES
 
 Json = dict[str, Any]
@@ -45,8 +46,11 @@ def spans_of(otlp: Mapping[str, Any]) -> Iterator[tuple[str, Json]]:
 
 def _resource_spans(written: Mapping[str, Any]) -> Json:
     scopes: list[Any] = next((written[key] for key in _SCOPES if isinstance(written.get(key), list)), [])
+    resource = written.get("resource")
+    if isinstance(resource, dict) and "attributes" in resource:
+        resource = {**resource, "attributes": with_arrays(resource["attributes"])}
     return {
-        "resource": written.get("resource") or {},
+        "resource": resource or {},
         "scopeSpans": [_scope_spans(each) for each in scopes if isinstance(each, dict)],
     }
 
@@ -62,6 +66,8 @@ def _scope_spans(written: Mapping[str, Any]) -> Json:
 
 def _span(written: Mapping[str, Any]) -> Json:
     span = {**_with_hex_ids(written), "kind": _number(written.get("kind", 0), "SPAN_KIND_", _KINDS)}
+    if "attributes" in written:
+        span["attributes"] = with_arrays(written["attributes"])
     if isinstance(links := written.get("links"), list):
         span["links"] = [_with_hex_ids(link) for link in links if isinstance(link, dict)]
     if isinstance(status := written.get("status"), dict) and "code" in status:

@@ -149,7 +149,7 @@ class Collector(Program):
 
 
 class Jaeger(Program):
-    """Jaeger with its storage in memory.
+    """Jaeger with its storage in memory, or another.
 
     Attributes:
         grpc: `host:port` of its OTLP receiver for gRPC; `http`: for HTTP.
@@ -157,22 +157,22 @@ class Jaeger(Program):
 
     """
 
-    def __init__(self, binary: Path, folder: Path, traces: int = 100_000) -> None:
-        """Start it on free ports and wait until its API answers."""
+    def __init__(self, binary: Path, folder: Path, storage: Mapping[str, Any]) -> None:
+        """Start it on free ports and wait until its API answers; `storage` is a backend as its configuration has it."""
         query = f"{HOST}:{free_port()}"
         self.grpc, self.http, self.query = f"{HOST}:{free_port()}", f"{HOST}:{free_port()}", f"http://{query}"
         config = {
             "extensions": {
-                "jaeger_storage": {"backends": {"memory": {"memory": {"max_traces": traces}}}},
+                "jaeger_storage": {"backends": {"storage": dict(storage)}},
                 "jaeger_query": {
-                    "storage": {"traces": "memory"},
+                    "storage": {"traces": "storage"},
                     "http": {"endpoint": query},
                     "grpc": {"endpoint": f"{HOST}:{free_port()}"},
                 },
             },
             "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": self.grpc}, "http": {"endpoint": self.http}}}},
             "processors": {"batch": {"timeout": "100ms"}},
-            "exporters": {"jaeger_storage_exporter": {"trace_storage": "memory"}},
+            "exporters": {"jaeger_storage_exporter": {"trace_storage": "storage"}},
             "service": {
                 "extensions": ["jaeger_storage", "jaeger_query"],
                 "pipelines": {
@@ -249,9 +249,10 @@ class Programs:
         """Start the collector that was stopped once more: same ports, same queue."""
         return self.collector(config, **collector.environment)
 
-    def jaeger(self, traces: int = 100_000) -> Jaeger:
-        """Start Jaeger."""
-        return self.keep(Jaeger(self.paths["jaeger"], self._folder("jaeger"), traces))
+    def jaeger(self, traces: int = 100_000, storage: Mapping[str, Any] | None = None) -> Jaeger:
+        """Start Jaeger: with its storage in memory, which holds so many traces, or with `storage`."""
+        memory = {"memory": {"max_traces": traces}}
+        return self.keep(Jaeger(self.paths["jaeger"], self._folder("jaeger"), storage or memory))
 
     def prometheus(self, targets: Mapping[str, str], rules: list[Path] | None = None) -> Prometheus:
         """Start Prometheus, scraping `targets` (job to `host:port`)."""

@@ -190,6 +190,18 @@ def based(message: Mapping[str, Any]) -> dict[str, Any]:
     return dict(changed)
 
 
+def scalars(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as a storage of Jaeger's model gives it: arrays are strings of their JSON."""
+    changed = json.loads(json.dumps(message))
+    for resource in changed["resourceSpans"]:
+        owners = [resource["resource"], *(span for scope in resource["scopeSpans"] for span in scope["spans"])]
+        for owner in owners:
+            for attribute in owner["attributes"]:
+                if "arrayValue" in attribute["value"]:
+                    attribute["value"] = {"stringValue": tag(attribute)["value"]}
+    return dict(changed)
+
+
 def old(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message as it was written before OTLP 0.15."""
     return {
@@ -208,6 +220,7 @@ def old(message: Mapping[str, Any]) -> dict[str, Any]:
 
 FORMS = {
     "Jaeger's api/v3": lambda message: {"result": message},
+    "Jaeger's api/v3 before a storage of Jaeger's model": lambda message: {"result": scalars(message)},
     "Jaeger's older gateway": lambda message: {"result": based(message)},
     "Tempo's api/traces": lambda message: {"batches": based(message)["resourceSpans"]},
     "Tempo's api/v2/traces": lambda message: {"trace": based(message), "metrics": {"inspectedBytes": "1"}},
