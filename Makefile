@@ -52,7 +52,9 @@ conformance:
 	@scripts/setup.sh vllm
 	@for version in $(filter-out 0.32.0,$(ALL_VERSIONS)); do scripts/setup.sh lane $$version || exit 1; done
 	VLLM_VERSIONS="$(ALL_VERSIONS)" $(BIN)/pytest tests/conformance tests/signals tests/analysis/test_prediction.py tests/analysis/test_reference.py \
-		tests/analysis/test_interventions.py tests/analysis/test_layouts.py tests/analysis/test_counters.py
+		tests/analysis/test_interventions.py tests/analysis/test_layouts.py tests/analysis/test_counters.py \
+		tests/analysis/test_shift_reasons.py tests/analysis/test_mixed.py tests/analysis/test_keys_and_connectors.py \
+		tests/analysis/test_public_reports.py
 
 semconv:
 	@scripts/setup.sh venv
