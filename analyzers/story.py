@@ -67,6 +67,8 @@ def _moments(capture: Capture, analysis: Analysis, result: LookupResult) -> Iter
             yield Moment(result.time - round(fact.data["before_ms"] * 1e6), fact.data.get("evictor") or "-", fact.says)
     for row in _where(capture.requests, life=result.life, request_id=name):
         yield from _life(row, name)
+        if says := _routed(result):
+            yield Moment(row["start"], name, says)
     for row in _where(capture.lookups, life=result.life, request_id=name):
         yield Moment(row["start"], name, _lookup(row))
     yield from _stores(capture.stores, result.life, name)
@@ -75,6 +77,20 @@ def _moments(capture: Capture, analysis: Analysis, result: LookupResult) -> Iter
         takers = sorted({taker for taker in takers_of(row["evictor_groups"], 1) if taker is not None})
         given = f" for group{'s' if len(takers) > 1 else ''} {', '.join(map(str, takers))}" if takers else ""
         yield Moment(row["start"], name, f"pushed out {gone} of group {row['group']}{given}")
+
+
+def _routed(result: LookupResult) -> str:
+    """Say what the router did; "" where there is none."""
+    parts = []
+    if result.endpoint:
+        by = f" by {result.routing_logic}" if result.routing_logic else ""
+        parts.append(f"was sent to {result.endpoint}{by}")
+    if result.router_hit_tokens is not None:
+        best = result.hit_tokens if result.best_hit_tokens is None else result.best_hit_tokens
+        parts.append(
+            f"the router saw {counted(result.router_hit_tokens)} cached, the best replica would have hit {number(best)}"
+        )
+    return "; ".join(parts)
 
 
 def _producers(result: LookupResult) -> Iterable[str]:

@@ -16,6 +16,7 @@ from analyzers.model import Analysis, LookupResult
 from analyzers.readers import open_capture
 from analyzers.reporters import text
 from analyzers.reporters.json import to_object
+from analyzers.story import stories
 from tests.readers import otlp
 
 PROMPT = 11910
@@ -87,6 +88,17 @@ def test_whom_a_router_chose(
 ) -> None:
     found = routed(tmp_path, *spans, parent=parent)
     assert (found.endpoint, found.routing_logic) == (endpoint, logic)
+
+
+def test_a_story_tells_of_the_router(tmp_path: Path) -> None:
+    """The example's request hit 9,600 where the router saw 6 of 24 blocks."""
+    routed(tmp_path, {**STACK, **MATCH})
+    (story,) = stories(open_capture([tmp_path]), "repeat-1")
+    said = [moment.says for moment in story.moments]
+    assert (
+        "was sent to http://a:8000 by KvawareRouter; the router saw 2,978 tokens cached, the best replica would have "
+        "hit 9,600"
+    ) in said
 
 
 def fleet(folder: Path, *spans: dict[str, Any]) -> Analysis:
