@@ -8,24 +8,29 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from analyzers.cli.files import write_whole
+
 if TYPE_CHECKING:
     from analyzers.choice import Choice
-    from analyzers.model import Capture
+    from analyzers.model import Analysis, Capture
 
 MAX_NOTES = 5
+MAX_JSON_LOOKUPS = 100_000
+FORMATS = ("text", "json", "markdown", "html", "parquet")
 EXAMPLE = "model_case.jsonl"
 
 
 @click.command("analyze")
 @click.argument("paths", metavar="PATH...", nargs=-1)
 @click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
-    help="A report to read, or one JSON object (docs/analyze.md has its schema).",
+    "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True,
+    help="A report to read (text, markdown, or one HTML file that needs no network), one JSON object "
+    "(docs/analyze.md has its schema), or a Parquet table of the lookups.",
 )  # fmt: skip
 @click.option(
     "--lookups", type=click.Choice(["all", "losing", "none"]),
     help="Which lookups to list; losing: those that lost more than is by design. "
-    "Without this option, text lists the losing ones and JSON all.",
+    "Without this option, text and Markdown list the losing ones, the others all.",
 )  # fmt: skip
 @click.option("--output", metavar="FILE", help="Write the report there instead of to stdout.")
 @click.option("--example", is_flag=True, help="Analyze the capture that comes with otel-cache.")
@@ -37,7 +42,7 @@ EXAMPLE = "model_case.jsonl"
 @click.option("--top", type=click.IntRange(0), default=3, show_default=True, help="Fixes that the report opens with.")
 def command(
     paths: tuple[str, ...],
-    form: Literal["text", "json"],
+    form: str,
     lookups: Literal["all", "losing", "none"] | None,
     output: str | None,
     example: bool,
@@ -57,6 +62,7 @@ def command(
     Example:
       otel-cache analyze spans.jsonl
       otel-cache analyze 'captures/*.parquet' --format json --output report.json
+      otel-cache analyze spans.jsonl --format html --output report.html
       otel-cache analyze spans.jsonl --fail-on shifted-boundary,evicted --since 10m
       otel-cache analyze --example
     """
@@ -66,20 +72,69 @@ def command(
         raise click.UsageError("an empty PATH: is a variable unset? Use . for the current folder")
     if output is not None:
         _refuse_to_overwrite(output, paths)
+    elif form == "parquet":
+        raise click.UsageError("--format parquet needs --output FILE: a table is nothing for a terminal")
     failing = _rules(fail_on)
     capture = read_capture(paths)
     from analyzers.analysis import analyze
-    from analyzers.reporters import json, text
 
     analysis = analyze(capture, _choice(capture, since, until, replica, family))
-    if form == "json":
-        report = json.render(analysis, lookups or "all")
-    else:
-        report = text.render(analysis, lookups or "losing", color=output is None and _colorful(), top=top)
     say_notes(capture.notes)
-    _write(report, output)
+    _write(_render(analysis, form, lookups, output, top), output)
     if failing & {finding.rule for finding in analysis.findings}:
         click.get_current_context().exit(1)
+
+
+def _render(
+    analysis: "Analysis", form: str, lookups: Literal["all", "losing", "none"] | None, output: str | None, top: int
+) -> str | bytes:
+    if form == "json":
+        from analyzers.reporters import json
+
+        return json.render(analysis, lookups or "all", _lookups_apart(analysis, lookups or "all", output))
+    if form == "html":
+        from analyzers.reporters import html
+
+        return html.render(analysis, lookups or "all")
+    if form == "markdown":
+        from analyzers.reporters import markdown_report
+
+        return markdown_report.render(analysis, lookups or "losing", top)
+    if form == "parquet":
+        return _parquet(analysis, lookups or "all")
+    from analyzers.reporters import text
+
+    return text.render(analysis, lookups or "losing", color=output is None and _colorful(), top=top)
+
+
+def _lookups_apart(analysis: "Analysis", lookups: Literal["all", "losing", "none"], output: str | None) -> str | None:
+    """Return the name of the Parquet file that has the lookups, None where they stand in the JSON object."""
+    from analyzers.reporters.selection import select_lookups
+
+    if len(select_lookups(analysis, lookups)) <= MAX_JSON_LOOKUPS:
+        return None
+    if output is None:
+        click.echo(
+            f"note: more than {MAX_JSON_LOOKUPS:,} lookups are too many for one JSON object and left out of it; "
+            "with --output FILE they go to a Parquet file beside it",
+            err=True,
+        )
+        return ""
+    path = Path(output)
+    beside = path.with_name(f"{path.stem}.lookups.parquet")
+    write_whole(str(beside), _parquet(analysis, lookups))
+    return beside.name
+
+
+def _parquet(analysis: "Analysis", lookups: Literal["all", "losing", "none"]) -> bytes:
+    from io import BytesIO
+
+    from analyzers.reporters.lookup_frame import lookup_frame
+    from analyzers.reporters.selection import select_lookups
+
+    buffer = BytesIO()
+    lookup_frame(select_lookups(analysis, lookups)).write_parquet(buffer)
+    return buffer.getvalue()
 
 
 def read_capture(paths: Sequence[str]) -> "Capture":
@@ -154,13 +209,9 @@ def _refuse_to_overwrite(output: str, paths: tuple[str, ...]) -> None:
         raise click.UsageError(f"--output {output} is one of the captures; give another file")
 
 
-def _write(report: str, output: str | None) -> None:
-    if output is None:
+def _write(report: str | bytes, output: str | None) -> None:
+    if output is not None:
+        write_whole(output, report)
+    else:
+        assert isinstance(report, str)
         click.echo(report, nl=False, color=True)
-        return
-    from otel_cache.errors import UsageError
-
-    try:
-        Path(output).write_text(report, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{output}: cannot be written ({error.strerror})") from error

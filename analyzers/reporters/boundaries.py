@@ -5,17 +5,21 @@ from collections.abc import Sequence
 from analyzers.model import GroupState, LookupResult
 from analyzers.reporters.layout import Align, shorten, table
 
-_HEADER = ("group", "kind", "block", "asked", "had", "below", "above")
+HEADER = ("group", "kind", "block", "asked", "had", "below", "above")
 _ALIGNED: tuple[Align, ...] = ("<", "<", ">", ">", ">", ">", ">", "<")
 
 
 def boundary_table(lookup: LookupResult, width: int, indent: str) -> list[str]:
     """Return the table of a lookup's groups; groups in the same state share a row."""
+    return table((*HEADER, f"at {lookup.needed_boundary:,}"), state_rows(lookup), _ALIGNED, width, indent)
+
+
+def state_rows(lookup: LookupResult) -> list[tuple[str, ...]]:
+    """Return the rows of that table: the columns of `HEADER`, and what became of the state at the needed boundary."""
     rows: dict[tuple[str, ...], list[int]] = {}
     for state in sorted(lookup.groups, key=lambda each: each.group):
         rows.setdefault(_cells(state), []).append(state.group)
-    header = (*_HEADER, f"at {lookup.needed_boundary:,}")
-    return table(header, [(ranges(groups), *cells) for cells, groups in rows.items()], _ALIGNED, width, indent)
+    return [(ranges(groups), *cells) for cells, groups in rows.items()]
 
 
 def ranges(numbers: Sequence[int]) -> str:

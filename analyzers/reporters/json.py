@@ -24,13 +24,21 @@ from analyzers.reporters.selection import Lookups, select_lookups
 SCHEMA_VERSION = 1
 
 
-def render(analysis: Analysis, lookups: Lookups = "all") -> str:
-    """Return the object as text, the same for the same analysis; `lookups` says which of them are in it."""
-    return json.dumps(to_object(analysis, lookups), indent=2, allow_nan=False) + "\n"
+def render(analysis: Analysis, lookups: Lookups = "all", lookups_file: str | None = None) -> str:
+    """Return the object as text, the same for the same analysis.
+
+    Args:
+        analysis: what to report.
+        lookups: which lookups are in it.
+        lookups_file: the Parquet file that has them instead, "" for none; None: they stand in the object.
+
+    """
+    return json.dumps(to_object(analysis, lookups, lookups_file), indent=2, allow_nan=False) + "\n"
 
 
-def to_object(analysis: Analysis, lookups: Lookups = "all") -> dict[str, Any]:
+def to_object(analysis: Analysis, lookups: Lookups = "all", lookups_file: str | None = None) -> dict[str, Any]:
     """Return the object of the documented schema, made of dicts, lists and scalars."""
+    chosen = select_lookups(analysis, lookups) if lookups_file is None else ()
     return {
         "schema_version": SCHEMA_VERSION,
         "coverage": _coverage(analysis.coverage),
@@ -49,7 +57,8 @@ def to_object(analysis: Analysis, lookups: Lookups = "all") -> dict[str, Any]:
         "capacity": [_capacity(capacity) for capacity in analysis.capacity],
         "routed": [_routed(each) for each in analysis.routed],
         "counters": [_counter(check) for check in analysis.counters],
-        "lookups": [_lookup(lookup) for lookup in select_lookups(analysis, lookups)],
+        "lookups": [_lookup(lookup) for lookup in chosen],
+        "lookups_file": lookups_file,
         "sequences": [_sequence(sequence) for sequence in analysis.sequences],
         "findings": [_finding(finding, analysis) for finding in analysis.findings],
     }

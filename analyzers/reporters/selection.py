@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from analyzers.model import BY_DESIGN, SERVED, UNEXPLAINED, UNKNOWN, Analysis, LookupResult
+from analyzers.model import BY_DESIGN, CLASSES, SERVED, UNEXPLAINED, UNKNOWN, Analysis, LookupResult
 
 Lookups = Literal["all", "losing", "none"]
 
@@ -43,3 +43,8 @@ def uncertain(lost: Mapping[str, int]) -> dict[str, int]:
 def doubtful(lookup: LookupResult) -> bool:
     """Return whether the evidence does not account for every token of the lookup."""
     return any(uncertain(lookup.lost).values())
+
+
+def ordered(lost: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return losses in the order of the ladder, those without a token left out."""
+    return [(name, lost[name]) for name in (*CLASSES, *sorted(set(lost) - set(CLASSES))) if lost.get(name)]

@@ -1,8 +1,8 @@
 """The analysis as text for a terminal or a ticket: one line of coverage, the heaps, the findings, then details."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from analyzers.model import CLASSES, Analysis, Coverage, Finding, LookupResult
+from analyzers.model import Analysis, Coverage, Finding, LookupResult
 from analyzers.reporters.boundaries import boundary_table
 from analyzers.reporters.layout import (
     INDENT,
@@ -18,7 +18,15 @@ from analyzers.reporters.layout import (
 )
 from analyzers.reporters.paint import BOLD, GREEN, PLAIN, RED, YELLOW, Paint
 from analyzers.reporters.pools import capacity_section, fleet_section, routers_section
-from analyzers.reporters.selection import Lookups, avoidable, brought, by_design, select_lookups, uncertain
+from analyzers.reporters.selection import (
+    Lookups,
+    avoidable,
+    brought,
+    by_design,
+    ordered,
+    select_lookups,
+    uncertain,
+)
 
 MAX_PLAIN = 5
 """Sequences that are shown though nothing avoidable was lost in them."""
@@ -90,7 +98,7 @@ def _heaps(analysis: Analysis, width: int, paint: Paint) -> list[str]:
         if title == "not accounted for" and not any(losses.values()):
             continue
         rows.append((code, title, sum(losses.values())))
-        rows.extend((PLAIN, INDENT + name, tokens) for name, tokens in _ordered(losses))
+        rows.extend((PLAIN, INDENT + name, tokens) for name, tokens in ordered(losses))
     names = max(len(title) for _, title, _ in rows)
     digits = max(len(f"{tokens:,}") for _, _, tokens in rows)
     lines = [paint(BOLD, f"Of {count(prompt, 'prompt token')}")]
@@ -98,11 +106,6 @@ def _heaps(analysis: Analysis, width: int, paint: Paint) -> list[str]:
         line = f"{INDENT}{title:<{names}}  {tokens:>{digits},}  {percent(tokens, prompt):>7}".rstrip()
         lines.extend(line if code == PLAIN else paint(code, line) for line in wrap_columns(line, width))
     return lines
-
-
-def _ordered(lost: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return losses in the order of the ladder, those without a token left out."""
-    return [(name, lost[name]) for name in (*CLASSES, *sorted(set(lost) - set(CLASSES))) if lost.get(name)]
 
 
 def _top(analysis: Analysis, width: int, paint: Paint, top: int) -> list[str]:
@@ -248,7 +251,7 @@ def _lookups(analysis: Analysis, lookups: Lookups, width: int, paint: Paint) -> 
             f"{lookup.prompt_tokens:,}",
             f"{lookup.hit_tokens:,}",
             f"{lookup.predicted_hit_tokens:,}",
-            ", ".join(f"{name} {tokens:,}" for name, tokens in _ordered(lookup.lost)) or "-",
+            ", ".join(f"{name} {tokens:,}" for name, tokens in ordered(lookup.lost)) or "-",
         )
         for lookup in shown
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import given, settings
 
+from analyzers import observations
 from analyzers.model import Analysis
 from analyzers.reporters.json import render, to_object
 from tests.reporters.example import ANALYSIS, COLD, EMPTY, REPEAT, analyses
@@ -75,3 +76,8 @@ def test_every_key_is_documented() -> None:
     section = DOCUMENT.read_text().partition("## The JSON report")[2]
     documented = set(re.findall(r"^\| `([a-z_.\[\]]+)` \|", section, re.MULTILINE))
     assert keys(to_object(ANALYSIS)) == documented
+
+
+def test_every_rule_beside_the_lost_classes_is_documented() -> None:
+    documented = set(re.findall(r"^\| `([a-z-]+)` \|", DOCUMENT.read_text(), re.MULTILINE))
+    assert set(observations.RULES) <= documented

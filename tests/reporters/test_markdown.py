@@ -1,0 +1,48 @@
+"""The Markdown report: whatever a capture says is text in it, and a table stays a table."""
+
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analyzers.model import Analysis
+from analyzers.reporters.markdown import escape, markdown_table
+from analyzers.reporters.markdown_report import render
+from tests.reporters.example import ANALYSIS, EMPTY, analyses
+
+
+def columns(line: str) -> int:
+    return len(re.findall(r"(?<!\\)\|", line))
+
+
+@given(st.lists(st.lists(st.text(max_size=20), min_size=3, max_size=3), max_size=4))
+def test_a_table_has_a_line_per_row_and_as_many_columns_in_each(rows: list[list[str]]) -> None:
+    lines = markdown_table(("a", "b", "c"), rows, "<>>").split("\n")
+    assert len(lines) == 2 + len(rows)
+    assert {columns(line) for line in lines} == {4}
+    assert lines[1] == "| --- | --: | --: |"
+
+
+@given(st.text())
+def test_text_is_no_markup(text: str) -> None:
+    shown = escape(text)
+    assert not re.search(r"[<>\n]", shown)
+    assert not re.search(r"(?<!\\)[`*_\[\]|]", re.sub(r"\\\\", "", shown))
+
+
+@settings(deadline=None, max_examples=40)
+@given(analyses())
+def test_any_analysis_can_be_written(analysis: Analysis) -> None:
+    text = render(analysis, "all")
+    assert text.startswith("# Why prompt tokens were computed\n\n")
+    tables = [line for line in text.split("\n") if line.startswith("|")]
+    assert tables
+
+
+def test_the_model_case() -> None:
+    text = render(ANALYSIS)
+    assert "| - shifted\\_boundary | 9,600 | 40.3 % |" in text
+    assert "- lost: 9,600 tokens, 0.5 to 1.2 s of prefill" in text
+    assert "| 0-2 | mamba | 1,600 | 9,600 | 0 | - | - |" in text
+    assert "| never hits | identical | cold-0, repeat-0 | 0, 0 |" in text
+    assert "## Findings (0)" in render(EMPTY)
