@@ -110,14 +110,14 @@ def test_a_connector_that_brings_nothing_to_a_hybrid(lab: Labs, tmp_path: Path, 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_connector_under_speculation(lab: Labs, tmp_path: Path, version: str) -> None:
-    """Attention drops a block, where the version drops one.
+    """Attention drops a block, on 0.33 as well: with a connector its keys cover no token more.
 
-    From 0.30 to 0.32 the Mamba groups then have a state further on, at 9,600, which attention cannot reach any more:
-    vLLM looks up on all groups' terms, finds no hit, and has everything brought.
+    From 0.30 on the Mamba groups have a state further on, at 9,600, which attention cannot reach any more: vLLM looks
+    up on all groups' terms, finds no hit, and has everything brought.
     """
     case = scenario(CHILDREN, HYBRID, connector=only("child", 11000), speculative=MTP, **BLOCKS_OF_1600)
     child = find(analyzed(lab[version], case, tmp_path / "s.jsonl"), "child")
-    assert child.hit_tokens == {"0.30.0": 0, "0.31.0": 0, "0.32.0": 0, "0.33.0": 9600}.get(version, 8000)
+    assert child.hit_tokens == (8000 if version in ("0.26.0", "0.27.1", "0.28.0", "0.29.0") else 0)
     assert child.lost == {"cold": 687, "tail": 8, "external_hit": 11000 - child.hit_tokens}
 
 
