@@ -67,15 +67,13 @@ def _fix(group: GroupCapacity) -> str:
             "give the drafter's layers larger blocks, or a drafter without attention of its own; more of the pool is "
             "then left for the model's groups"
         )
+    memory = "more memory for the KV cache (--gpu-memory-utilization, --kv-cache-memory-bytes)"
     if group.kind == names.KIND_FULL_ATTENTION:
         return (
-            f"this group takes a block for every {number(group.block_size)} tokens: larger blocks for it, or more "
-            "memory for the KV cache, leave more to the other groups"
+            f"this group takes a block for every {number(group.block_size)} tokens: larger blocks for it, or {memory}, "
+            "leave more to the other groups"
         )
-    return (
-        "a larger --prefix-cache-retention-interval (where it is dense: any) makes this group keep fewer states, and "
-        "more memory for the KV cache leaves more to the others"
-    )
+    return f"{memory} leaves more to the other groups"
 
 
 def _percent(share: float) -> str:
