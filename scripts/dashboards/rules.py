@@ -95,8 +95,13 @@ RECORDED = (
 )
 
 
-FAILED = "sum by (job, instance, exporter) (rate(otelcol_exporter_send_failed_spans_total[15m]))"
-SENT = "sum by (job, instance, exporter) (rate(otelcol_exporter_sent_spans_total[15m]))"
+def of_collectors(name: str, by: str) -> str:
+    """Return how much a counter of the collectors' own rose; some set-ups of theirs append `_total`, some do not."""
+    return f'sum by (job, instance, {by}) (increase({{__name__=~"otelcol_{name}(_total)?"}}[15m]))'
+
+
+FAILED = of_collectors("exporter_send_failed_spans", "exporter")
+SENT = of_collectors("exporter_sent_spans", "exporter")
 COLLECTOR_RECORDED = (
     Recorded(
         "otel_cache:collector_queue_share:ratio",
@@ -107,12 +112,10 @@ COLLECTOR_RECORDED = (
     ),
     Recorded(
         "otel_cache:collector_failed_share:ratio_rate15m",
-        share(or_zero(FAILED, SENT), f"{SENT} + {or_zero(FAILED, SENT)}"),
+        # A back end that has always failed has sent nothing, and one that never did has no count of failures.
+        share(or_zero(FAILED, SENT), f"{or_zero(SENT, FAILED)} + {or_zero(FAILED, SENT)}"),
     ),
-    Recorded(
-        "otel_cache:collector_refused_spans:increase15m",
-        "sum by (job, instance, receiver) (increase(otelcol_receiver_refused_spans_total[15m]))",
-    ),
+    Recorded("otel_cache:collector_refused_spans:increase15m", of_collectors("receiver_refused_spans", "receiver")),
 )
 """Of the collectors' own telemetry."""
 
