@@ -1,17 +1,12 @@
 """Any number of inputs to one capture."""
 
-import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from analyzers.model import Capture
-from analyzers.readers import otlp_json, otlp_protobuf, parquet
-from analyzers.readers.content import open_content
-from analyzers.readers.counters import Point
+from analyzers.readers.batches import read_batches
 from analyzers.readers.frames import CaptureBuilder
-from analyzers.readers.framing import records
-from analyzers.readers.sources import Source, find_sources
-from analyzers.readers.spans import FindLife, FlatSpan
+from analyzers.readers.sources import find_sources
 from analyzers.readers.tally import FILE, Tally
 from otel_cache.errors import CaptureError
 
@@ -32,31 +27,17 @@ def open_capture(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
     sources = find_sources([paths] if isinstance(paths, str | os.PathLike) else paths, tally)
     for source in sources:
         try:
-            for span in _read_spans(source, builder.lives.find, tally):
-                builder.add(span)
+            for batch, what in read_batches(source):
+                builder.add(batch, f"{source.label} {what}")
         except CaptureError as error:
             if not source.found:
                 raise
             # Among the files of a folder one that is damaged costs itself.
             tally.skip(FILE, "passed over", str(error))
-    if not tally.spans:
+    capture = builder.build()
+    if not capture.spans:
         raise _nothing_of_ours([source.label for source in sources], tally)
-    return builder.build()
-
-
-def _read_spans(source: Source, find_life: FindLife, tally: Tally) -> Iterator[FlatSpan | Point]:
-    if source.address:
-        yield from parquet.read_spans(source.address, source.label, find_life, tally)
-        return
-    with open_content(source.path, source.label) as content:
-        if content.form == "parquet":
-            # Parquet is read from its end: what cannot seek is taken into memory.
-            seekable = content.stream.seekable() and not content.compressed
-            file = content.stream if seekable else io.BytesIO(content.stream.read())
-            yield from parquet.read_spans(file, source.label, find_life, tally)
-        else:
-            read_spans = otlp_protobuf.read_spans if content.form == "messages" else otlp_json.read_spans
-            yield from read_spans(records(content, source.label, tally), find_life, tally)
+    return capture
 
 
 def _nothing_of_ours(labels: Sequence[str], tally: Tally) -> CaptureError:

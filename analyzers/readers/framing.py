@@ -31,10 +31,10 @@ _HEAD = re.compile(rb"(?=[\x00-\x08][\s\S]{3}(?:\n|\{|\x28\xb5\x2f\xfd))")
 
 
 class Record(NamedTuple):
-    """One line or message, without its length, and where it stands: the input and the number of the line or message."""
+    """One line or message, without its length, and its number in the input, from 1."""
 
     data: bytes
-    where: str
+    number: int
 
 
 def records(content: Content, label: str, tally: Tally) -> Iterator[Record]:
@@ -49,7 +49,7 @@ def records(content: Content, label: str, tally: Tally) -> Iterator[Record]:
     number = 0
     try:
         for number, data in read(content.stream, label, tally):
-            yield Record(data, f"{label} {what} {number}")
+            yield Record(data, number)
     except TRUNCATED as error:
         # The tail of a compressed file that was still being written.
         tally.skip(NOT_JSON, f"{label} after {what} {number}", f"cut off ({error})")

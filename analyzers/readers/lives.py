@@ -32,8 +32,8 @@ class Lives:
     def __init__(self) -> None:
         self._handles: dict[str, int] = {}
         self._resources: list[_Resource] = []
-        self._sampled: dict[bytes, tuple[str, str]] = {}
-        """Life of each span of which no copy came but by way of a sampler."""
+        self._sampled: set[tuple[str, str]] = set()
+        """Lives with spans of which no copy came but by way of a sampler."""
 
     def find(self, attributes: Mapping[str, Any]) -> int:
         """Return the handle of a resource; `WORKER` for that of a worker.
@@ -53,18 +53,19 @@ class Lives:
             self._resources.append(_Resource((replica, instance), written, attributes))
         return handle
 
-    def saw(self, handle: int, start: int, identity: bytes) -> None:
-        """Count a span of this resource, which began at `start`."""
+    def saw(self, handle: int, spans: int, start: int) -> None:
+        """Count the spans of this resource, the first of which began at `start`."""
         resource = self._resources[handle]
         resource.start = min(start, resource.start) if resource.spans else start
-        resource.spans += 1
-        if not _SAMPLERS.isdisjoint(resource.attributes):
-            self._sampled[identity] = resource.life
+        resource.spans += spans
 
-    def saw_again(self, handle: int, identity: bytes) -> None:
-        """Note that a span came that had been read before, now with this resource."""
-        if self._sampled and _SAMPLERS.isdisjoint(self._resources[handle].attributes):
-            self._sampled.pop(identity, None)
+    def sampling(self) -> list[int]:
+        """Return the handles of resources whose spans came by way of a sampler."""
+        return [at for at, each in enumerate(self._resources) if not _SAMPLERS.isdisjoint(each.attributes)]
+
+    def saw_sampled(self, handle: int) -> None:
+        """Note that of a span with this resource no copy came but by way of a sampler."""
+        self._sampled.add(self._resources[handle].life)
 
     def index(self) -> tuple[list[Life], dict[int, int]]:
         """Return the lives that have spans, ordered by replica and first start, and the index of each handle."""
@@ -76,9 +77,8 @@ class Lives:
         def order(life: tuple[str, str]) -> tuple[str, int, str]:
             return life[0], min(resource.start for resource in by_life[life]), life[1]
 
-        sampled = set(self._sampled.values())
         lives = [
-            Life(index, *life, _joined(by_life[life], life in sampled))
+            Life(index, *life, _joined(by_life[life], life in self._sampled))
             for index, life in enumerate(sorted(by_life, key=order))
         ]
         of_life = {(life.replica, life.instance): life.index for life in lives}

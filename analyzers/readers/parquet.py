@@ -1,4 +1,4 @@
-"""The sidecar's Parquet to flat spans: a row per span, attributes and resource as JSON text of a flat object."""
+"""The sidecar's Parquet to typed columns: a row per span, attributes and resource as JSON text of a flat object."""
 
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -7,15 +7,9 @@ import msgspec
 import polars as pl
 
 from analyzers.readers.attributes import shorten
-from analyzers.readers.spans import (
-    SPAN_ID_BYTES,
-    TRACE_ID_BYTES,
-    FindLife,
-    FlatSpan,
-    check_identifier,
-    check_time,
-)
-from analyzers.readers.tally import BAD_SPAN, SpanError, Tally
+from analyzers.readers.columns import Batch, BatchBuilder
+from analyzers.readers.spans import checked_span
+from analyzers.readers.tally import BAD_SPAN, SpanError
 from otel_cache.errors import CaptureError
 from otel_cache.package import SCOPE
 
@@ -35,36 +29,27 @@ BATCH_ROWS = 65536
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-def read_spans(stream: BinaryIO | str, label: str, find_life: FindLife, tally: Tally) -> Iterator[FlatSpan]:
-    """Yield the spans of otel_cache in an open Parquet file, or at an address in object storage; count the rest.
+def read(stream: BinaryIO | str, label: str) -> Iterator[Batch]:
+    """Yield the spans in an open Parquet file, or at an address in object storage, batch by batch.
 
     Raises:
         CaptureError: the file is damaged, cut off, or has not the columns of a capture.
 
     """
-    lives: dict[str, int | SpanError] = {}
     number = 0
-    for batch in _batches(stream, label):
-        for trace, span, parent, name, start, end, resource, attributes, scope in batch.iter_rows():
+    for rows in _batches(stream, label):
+        builder = BatchBuilder(label, "row")
+        for trace, span, parent, name, start, end, resource, attributes, scope in rows.iter_rows():
             number += 1
             if scope != SCOPE:
-                tally.foreign += 1
+                builder.batch.tally.foreign += 1
                 continue
-            where = f"{label} row {number}"
             try:
-                yield FlatSpan(
-                    _find_life(resource, lives, find_life),
-                    check_identifier(trace, TRACE_ID_BYTES, "trace id"),
-                    check_identifier(span, SPAN_ID_BYTES, "span id"),
-                    check_identifier(parent, SPAN_ID_BYTES, "parent span id") if parent else "",
-                    name or "",
-                    check_time(start, "start"),
-                    check_time(end, "end"),
-                    _decode(attributes, "attributes"),
-                    where,
-                )
+                owner, plain = _resource(resource or "{}", builder), _decode(attributes, "attributes")
+                builder.add(checked_span(owner, trace, span, parent, name, start, end, plain), number)
             except SpanError as error:
-                tally.skip(BAD_SPAN, where, str(error))
+                builder.skip(BAD_SPAN, number, str(error))
+        yield builder.build()
 
 
 def _batches(stream: BinaryIO | str, label: str) -> Iterator[pl.DataFrame]:
@@ -87,19 +72,10 @@ def _batches(stream: BinaryIO | str, label: str) -> Iterator[pl.DataFrame]:
         ) from error
 
 
-def _find_life(resource: str | None, lives: dict[str, int | SpanError], find_life: FindLife) -> int:
-    """Return the handle of the life that a resource names; each resource is looked at once."""
-    key = resource or "{}"
-    life = lives.get(key)
-    if life is None:
-        try:
-            life = find_life(_decode(key, "resource"))
-        except SpanError as error:
-            life = error
-        lives[key] = life
-    if isinstance(life, SpanError):
-        raise life
-    return life
+def _resource(written: str, builder: BatchBuilder) -> int:
+    """Return the index of a resource; each is decoded once."""
+    known = builder.known_resource(written.encode())
+    return builder.resource(written.encode(), _decode(written, "resource")) if known is None else known
 
 
 def _decode(encoded: str | None, what: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The flat span that every reader yields, whatever the capture's format."""
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,12 +19,11 @@ class FlatSpan(msgspec.Struct, gc=False):
     """One span of otel_cache.
 
     Attributes:
-        life: handle of the resource, as the registry of lives gave it; it stands for the replica's life.
+        life: which resource it has: an index into those of its batch, or, later, the handle of a replica's life.
         trace_id, span_id, parent_span_id: lower-case hex; the parent's is "" at a root.
         name: of the span.
         start, end: nanoseconds since the epoch.
         attributes: by name: strings, numbers, booleans and lists of them, not yet checked.
-        where: the file and line or row, for notes.
 
     """
 
@@ -37,16 +35,11 @@ class FlatSpan(msgspec.Struct, gc=False):
     start: int
     end: int
     attributes: dict[str, Any]
-    where: str
 
     @property
     def identity(self) -> bytes:
         """What tells the span from all others: the bytes of its trace id and span id."""
         return bytes.fromhex(self.trace_id + self.span_id)
-
-
-FindLife = Callable[[dict[str, Any]], int]
-"""Takes resource attributes, gives their handle; raises SpanError where they do not name a replica."""
 
 
 def check_identifier(written: str | None, length: int, what: str) -> str:
@@ -79,3 +72,31 @@ def check_time(written: int | str | None, what: str) -> int:
     if not 0 <= time <= MAX_I64:
         raise SpanError(f"the {what} time is out of range")
     return time
+
+
+def checked_span(
+    life: int,
+    trace_id: str | None,
+    span_id: str | None,
+    parent_span_id: str | None,
+    name: str | None,
+    start: int | str | None,
+    end: int | str | None,
+    attributes: dict[str, Any],
+) -> FlatSpan:
+    """Return a span of what was written; its attributes are not checked.
+
+    Raises:
+        SpanError: an identifier or a time is none.
+
+    """
+    return FlatSpan(
+        life,
+        check_identifier(trace_id, TRACE_ID_BYTES, "trace id"),
+        check_identifier(span_id, SPAN_ID_BYTES, "span id"),
+        check_identifier(parent_span_id, SPAN_ID_BYTES, "parent span id") if parent_span_id else "",
+        name or "",
+        check_time(start, "start"),
+        check_time(end, "end"),
+        attributes,
+    )

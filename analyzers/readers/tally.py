@@ -39,6 +39,17 @@ class Tally:
         if self._kinds[kind] <= NOTES_PER_KIND:
             self._notes.append((kind, sentence))
 
+    def add(self, other: "Tally") -> None:
+        """Take what another one counted."""
+        self.spans += other.spans
+        self.foreign += other.foreign
+        self.duplicates += other.duplicates
+        self.skipped += other.skipped
+        for kind, sentence in other._notes:
+            if sum(each == kind for each, _ in self._notes) < NOTES_PER_KIND:
+                self._notes.append((kind, sentence))
+        self._kinds += other._kinds
+
     def skip(self, kind: str, where: str, why: str) -> None:
         """Count a line or a span that could not be read."""
         self.skipped += 1

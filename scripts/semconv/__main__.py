@@ -6,7 +6,7 @@ With `--check` nothing is written: the exit code is 1 where a file is not what t
 import sys
 from pathlib import Path
 
-from scripts.semconv import arrays, connector, constants, reference
+from scripts.semconv import arrays, connector, constants, reference, types
 from scripts.semconv.registry import ROOT, RegistryError, load
 
 
@@ -36,6 +36,7 @@ def generate() -> dict[Path, str]:
     return {
         constants.PATH: constants.render(registry),
         arrays.PATH: arrays.render(registry),
+        types.PATH: types.render(registry),
         reference.PATH: reference.render(registry, reference.PATH.read_text(encoding="utf-8")),
         **connector.render_all(registry),
     }
