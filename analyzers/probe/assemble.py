@@ -5,7 +5,17 @@ from dataclasses import replace
 
 from analyzers.model import Finding
 from analyzers.probe import compare
-from analyzers.probe.model import PROBED, SHAPES, Observation, ServerReport, ShapeVerdict, Sizes
+from analyzers.probe.model import (
+    CONTROL,
+    PLAIN,
+    PROBED,
+    SHAPES,
+    SPECULATION_ALONE,
+    Observation,
+    ServerReport,
+    ShapeVerdict,
+    Sizes,
+)
 from analyzers.probe.session import Session
 from analyzers.probe.spans import Joined
 from analyzers.probe.verdict import Known, judge, overall
@@ -52,7 +62,7 @@ def report_on(
         settings=joined.settings,
         analysis=joined.analysis,
         sources=sources,
-        notes=[*notes, *_lacks(session, sources)],
+        notes=[*notes, *_lacks(session, sources), *_out_of_role(session, observations)],
     )
 
 
@@ -66,6 +76,20 @@ def _caching(session: Session, observations: Sequence[Observation]) -> bool | No
         return session.counters.caching
     asked = [one.delta.queries for one in observations if one.delta and one.delta.queries is not None]
     return False if asked and not any(asked) else None
+
+
+def _out_of_role(session: Session, observations: Sequence[Observation]) -> list[str]:
+    """Say where a server that stands beside the probed one does not do what its role says."""
+    caches = any(one.hit for one in observations)
+    speculates = bool(session.counters and session.counters.drafted is not None)
+    notes = []
+    if session.role in (SPECULATION_ALONE, PLAIN) and caches:
+        notes.append(f"this server reuses prefixes: it is no {session.role}")
+    if session.role in (CONTROL, PLAIN) and speculates:
+        notes.append(f"this server speculates: it is no {session.role}")
+    if session.role == SPECULATION_ALONE and session.counters and not speculates:
+        notes.append("this server counts no drafted tokens: does it speculate?")
+    return notes
 
 
 def _fixes(findings: Sequence[Finding]) -> dict[str, str]:

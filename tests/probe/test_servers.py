@@ -181,6 +181,20 @@ def test_four_servers(run: Run) -> None:
         assert shown in text
 
 
+def test_servers_out_of_their_roles(run: Run) -> None:
+    """The plain one caches and speculates, the one with speculation alone does neither."""
+    smalls = (Small(), Small(speculation=True), Small(caching=False))
+    with ExitStack() as stack:
+        probed, plain, alone = (stack.enter_context(SmallServer(small)).url for small in smalls)
+        words = (probed, "--plain", plain, "--speculation-alone", alone)
+        report = run.report(*words, "--block-size", "16", "--repeats", "2")
+    notes = {server["role"]: " ".join(server["notes"]) for server in report["servers"]}
+    assert "reuses prefixes: it is no plain" in notes["plain"]
+    assert "speculates: it is no plain" in notes["plain"]
+    assert "counts no drafted tokens" in notes["speculation-alone"]
+    assert "it is no" not in notes["probed"] + notes["speculation-alone"]
+
+
 def test_the_text(run: Run, tmp_path: Path) -> None:
     """The verdict, a line per shape, what is missing; the same into a file."""
     with SmallServer(Small(late=2)) as server:
