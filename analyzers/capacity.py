@@ -127,6 +127,16 @@ def _warm(results: Sequence[LookupResult]) -> tuple[int, list[tuple[str, int]]]:
         for family, members in families.items()
         if len(members) > 1 and not any(member.lost.get(cls) for member in members for cls in GONE)
     ]
+    return together(warm)
+
+
+def together(warm: list[tuple[int, int, int, str]]) -> tuple[int, list[tuple[str, int]]]:
+    """Return how many conversations there were at once, at the most, and the two longest that overlap.
+
+    Args:
+        warm: (begin, end, tokens, name) of each; it is sorted, the longest first.
+
+    """
     edges = sorted([(begin, 0, 1) for begin, _, _, _ in warm] + [(end, 1, -1) for _, end, _, _ in warm])
     most = at_once = 0
     for _, _, change in edges:

@@ -1,9 +1,18 @@
 """`otel-cache lab`: vLLM's own scheduler on a CPU."""
 
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from analyzers.experiments.inputs import Work
+
+VLLM_HELP = "Folder that holds the package vllm to run, in place of the installed one."
 
 
 @click.group("lab")
@@ -20,39 +29,173 @@ def command() -> None:
 @click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...", type=click.Path(path_type=Path))
 @click.option(
     "--out",
-    required=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File for the spans: .jsonl or .parquet.",
+    help="File for the spans: .jsonl or .parquet. Required, unless all that is run are captures.",
 )
-@click.option(
-    "--vllm",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder that holds the package vllm to run, in place of the installed one.",
-)
+@click.option("--vllm", type=click.Path(path_type=Path), metavar="DIR", help=VLLM_HELP)
 @click.option(
     "--engine",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="YAML file with the engine, replicas and routing to run on, in place of the scenario's own.",
+    help="YAML file with the engine, replicas and routing to run on, in place of the scenario's own; `same`: those of "
+    "the capture.",
 )
-def run(scenarios: tuple[Path, ...], out: Path, vllm: Path | None, engine: Path | None) -> None:
+def run(scenarios: tuple[Path, ...], out: Path | None, vllm: Path | None, engine: Path | None) -> None:
     """Run scenarios under the instrumentation and write their spans.
 
     SCENARIO is a YAML file, or the name of one that comes with otel-cache: model_case, early_branch. With --engine it
-    may be a trace in Mooncake's format (JSON lines) as well.
+    may be a trace in Mooncake's format (JSON lines), or a capture: its own requests are sent again, and what became of
+    the losses is written to stdout.
 
     \b
     Examples:
         otel-cache lab run model_case --out spans.jsonl
         otel-cache lab run mine.yaml --out spans.parquet --vllm .lanes/0.28.0
         otel-cache lab run trace.jsonl --engine engine.yaml --out spans.jsonl
+        otel-cache lab run spans.jsonl --engine engine.yaml --out replayed.jsonl
     """
+    from analyzers.experiments.inputs import load_work
     from analyzers.vllm_lab.run import run_scenarios
-    from analyzers.vllm_lab.scenario import find_scenario
 
-    def note(text: str) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"lab: {text}", err=True)
+    works = [load_work(path, engine) for path in scenarios]
+    if out is None and any(work.capture is None for work in works):
+        raise click.UsageError("Missing option '--out': the file for the spans")
+    _refuse_to_overwrite(out, (*scenarios, *([engine] if engine else [])))
+    for work in works:
+        say_notes_of(work)
+    with _spans(out) as spans:
+        results = run_scenarios([(work.name, work.scenario) for work in works], spans, vllm, _note)
+        captures = [work.capture for work in works if work.capture is not None]
+        if len(captures) == len(works) == 1:
+            _compare(works[0], spans, results[0].vllm_version)
 
-    run_scenarios([find_scenario(path) for path in scenarios], out, vllm, note, engine)
+
+def say_notes_of(work: "Work") -> None:
+    """Write what a capture does not tell to stderr."""
+    from analyzers.cli.analyze import say_notes
+
+    say_notes(work.notes)
+
+
+def _note(text: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"lab: {text}", err=True)
+
+
+@contextmanager
+def _spans(out: Path | None) -> Iterator[Path]:
+    """Yield the file for the spans, one that goes again where none was named."""
+    if out is not None:
+        yield out
+        return
+    with tempfile.TemporaryDirectory(prefix="otel-cache-") as folder:
+        yield Path(folder) / "spans.jsonl"
+
+
+def _refuse_to_overwrite(out: Path | None, paths: Sequence[Path]) -> None:
+    from analyzers.readers import is_source
+    from otel_cache.errors import LabError
+
+    if out is not None and is_source(str(out), tuple(str(path) for path in paths)):
+        raise LabError(f"{out} is one of the scenarios; give another file for the spans")
+
+
+def _compare(work: "Work", spans: Path, version: str) -> None:
+    """Write what became of the losses of the capture."""
+    from analyzers.analysis import analyze
+    from analyzers.experiments.compare import compare
+    from analyzers.readers import open_capture
+    from analyzers.reporters import compare as report
+    from analyzers.reporters.json import to_object
+    from otel_cache.semconv import names
+
+    assert work.capture
+    recorded = {str(life.attributes.get(names.VLLM_VERSION)) for life in work.capture.lives}
+    if recorded != {version}:
+        click.echo(f"note: the capture is of vLLM {', '.join(sorted(recorded))}, the replay of {version}", err=True)
+    before, after = (to_object(analyze(capture)) for capture in (work.capture, open_capture([spans])))
+    click.echo(report.render(compare(before, after)), nl=False)
+
+
+@command.command()
+@click.argument("work", metavar="WORK", type=click.Path(path_type=Path))
+@click.option(
+    "--engine",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="As for `lab run`: to run a trace or a capture on.",
+)
+@click.option("--retention-interval", metavar="LIST", help="Tokens, 0, dense or default, separated by commas.")
+@click.option("--max-num-batched-tokens", metavar="LIST", help="Batch-token limits.")
+@click.option("--match-unit", metavar="LIST", help="Match units, in tokens.")
+@click.option("--num-gpu-blocks", metavar="LIST", help="Sizes of the block pool.")
+@click.option("--replicas", metavar="LIST", help="Numbers of replicas.")
+@click.option("--routing", metavar="LIST", help="round_robin, random, sticky_prefix, sticky_conversation.")
+@click.option(
+    "--vllm", multiple=True, type=click.Path(path_type=Path), metavar="DIR",
+    help=f"{VLLM_HELP} Several are compared; `installed` is the installed one.",
+)  # fmt: skip
+@click.option("--processes", type=click.IntRange(1), help="How many run at once.  [one per CPU]")
+@click.option("--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
+@click.option("--output", metavar="FILE", help="Write the table there instead of to stdout.")
+def sweep(
+    work: Path,
+    engine: Path | None,
+    vllm: tuple[Path, ...],
+    processes: int | None,
+    form: str,
+    output: str | None,
+    **lists: str | None,
+) -> None:
+    """Run the same requests under many settings, and say what each gives and costs.
+
+    WORK is a scenario, a trace in Mooncake's format, or a capture. What is given several values is varied, each with
+    each; without any the retention interval is: 0, multiples of the scheduler block, and dense.
+
+    \b
+    Examples:
+        otel-cache lab sweep model_case --vllm .lanes/0.28.0
+        otel-cache lab sweep spans.jsonl --engine same --retention-interval 0,1600,3200 --num-gpu-blocks 100,400
+        otel-cache lab sweep model_case --vllm .lanes/0.28.0 --vllm installed --vllm .lanes/0.33.0
+    """
+    import os
+
+    from analyzers.cli.reports import write_report
+    from analyzers.experiments.inputs import load_work
+    from analyzers.experiments.sweep import Axes, settings_of
+    from analyzers.experiments.sweep import sweep as run_sweep
+    from analyzers.reporters import sweep as report
+
+    loaded = load_work(work, engine)
+    say_notes_of(loaded)
+    folders = [None if folder == Path("installed") else folder for folder in vllm]
+    axes = Axes(vllm=folders, **{name: _values(name, text) for name, text in lists.items() if text})  # type: ignore[arg-type]
+    settings = settings_of(loaded.scenario, axes, loaded.name)
+    with click.progressbar(length=len(settings), label="lab", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        rows = run_sweep(settings, processes or os.cpu_count() or 1, lambda setting: bar.update(1))
+    renders = {"text": report.render, "json": report.render_json, "markdown": report.render_markdown}
+    write_report(renders[form](rows), output)
+
+
+def _values(name: str, text: str) -> list[int | str]:
+    """Return the values of an axis.
+
+    Raises:
+        UsageError: one of them is none of this axis.
+
+    """
+    from typing import get_args
+
+    from analyzers.vllm_lab.routing import Routing
+
+    words = {"retention_interval": ("dense", "default"), "routing": get_args(Routing)}.get(name, ())
+    found: list[int | str] = []
+    for value in filter(None, (part.strip() for part in text.split(","))):
+        number = value.isdecimal() and name != "routing"
+        if not number and value not in words:
+            known = ["a number"] * (name != "routing") + list(words)
+            raise click.UsageError(f"--{name.replace('_', '-')} {value}: not {' or '.join(known)}")
+        if number and not int(value) and name != "retention_interval":
+            raise click.UsageError(f"--{name.replace('_', '-')} {value}: has to be at least 1")
+        found.append(int(value) if number else value)
+    return list(dict.fromkeys(found))

@@ -5,6 +5,7 @@ that a scheduler ever sees of a GPU. The driver knows nothing of caches: what it
 own `SchedulerOutput` said of it.
 """
 
+import bisect
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -108,7 +109,8 @@ class _Driver:
 
     def expect(self, sending: Sending) -> None:
         """Hand a request to the scheduler once its delay is over."""
-        self._expected.append((self._observer.steps + sending.request.delay, sending))
+        due = self._observer.steps + sending.request.delay
+        bisect.insort(self._expected, (due, sending), key=lambda expected: expected[0])
 
     def reset(self) -> None:
         """Clear the prefix cache."""
@@ -128,13 +130,12 @@ class _Driver:
         now = self._observer.steps
         # With nothing else to do time passes at once.
         idle = not self._queue and not self._scheduler.has_requests()
-        first = min((due for due, _ in self._expected), default=0)
-        for due, sending in list(self._expected):
-            if due <= now or (idle and due == first):
-                self._expected.remove((due, sending))
-                request = self._maker.make(sending)
-                self._progress[sending.id] = _Progress(sending, request, now)
-                self._scheduler.add_request(request)
+        last = max(now, self._expected[0][0]) if idle and self._expected else now
+        while self._expected and self._expected[0][0] <= last:
+            _, sending = self._expected.pop(0)
+            request = self._maker.make(sending)
+            self._progress[sending.id] = _Progress(sending, request, now)
+            self._scheduler.add_request(request)
 
     def _abort(self) -> None:
         from vllm.v1.request import RequestStatus

@@ -24,6 +24,7 @@ class Observer:
         self._added: Counter[int] = Counter()
         self._removed: Counter[int] = Counter()
         self._cleared: Counter[int] = Counter()
+        self._peak: Counter[int] = Counter()
         self._hash = hashlib.sha256()
         self._drafted = self._accepted = 0
         self._queries = self._hits = 0
@@ -33,6 +34,8 @@ class Observer:
     def scheduled(self, step: Any) -> None:
         """Take what `schedule` returned."""
         self.steps += 1
+        if self._cache and self._added.total() - self._removed.total() - self._cleared.total() > self._peak.total():
+            self._peak = self._added - self._removed - self._cleared
         cached = step.scheduled_cached_reqs
         self._take(
             dict(step.num_scheduled_tokens),
@@ -77,6 +80,7 @@ class Observer:
             added=dict(+self._added),
             removed=dict(+self._removed),
             cleared=dict(+self._cleared),
+            peak=dict(+self._peak),
         )
 
     def _take(self, *parts: Any) -> None:
@@ -89,15 +93,19 @@ class Observer:
             return
         self._watched = held
         insert, pop = held.insert, held.pop
+        from vllm.v1.core.kv_cache_utils import get_group_id
 
         def observed_insert(key: Any, block: Any) -> None:
-            self._registered[_group(key)] += 1
-            self._added[_group(key)] += held.get_one_block(key) is None
+            group = get_group_id(key)
+            self._registered[group] += 1
+            if held.get_one_block(key) is None:
+                self._added[group] += 1
             insert(key, block)
 
         def observed_pop(key: Any, block_id: int) -> Any:
             popped = pop(key, block_id)
-            self._removed[_group(key)] += popped is not None and held.get_one_block(key) is None
+            if popped is not None and held.get_one_block(key) is None:
+                self._removed[get_group_id(key)] += 1
             return popped
 
         held.insert, held.pop = observed_insert, observed_pop

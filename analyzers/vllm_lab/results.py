@@ -36,7 +36,8 @@ class ReplicaResult(msgspec.Struct, frozen=True):
     are the sums of vLLM's own statistics. `digest` is that of all that the scheduler returned: chunks, block ids,
     drafts, outputs. With `observe_cache` the rest is what was put into the block pool's map and taken out, by group:
     how often a block was `registered` under a key, which another block may carry too, keys `added` to the map and
-    `removed` from it (a key that moves from block to block is both), and keys `cleared` by a reset.
+    `removed` from it (a key that moves from block to block is both), and keys `cleared` by a reset,
+    and the keys that were in the map at its `peak`, when after a step all groups together had most.
     """
 
     steps: int
@@ -49,6 +50,7 @@ class ReplicaResult(msgspec.Struct, frozen=True):
     added: dict[int, int] = {}
     removed: dict[int, int] = {}
     cleared: dict[int, int] = {}
+    peak: dict[int, int] = {}
 
 
 class RunResult(msgspec.Struct, frozen=True):

@@ -18,7 +18,6 @@ import msgspec
 
 from analyzers.vllm_lab.results import Answer, Job, LabResult
 from analyzers.vllm_lab.scenario import Scenario, load_scenario, parse_scenario
-from analyzers.vllm_lab.workload import load_workload
 from otel_cache.config import ENABLED
 from otel_cache.errors import LabError
 from otel_cache.package import VERSION
@@ -159,29 +158,22 @@ class LabWorker:
 
 
 def run_scenarios(
-    paths: Sequence[Path],
+    scenarios: Sequence[tuple[str, Scenario]],
     out: Path,
     vllm: Path | None = None,
     note: Callable[[str], None] = lambda text: None,
-    engine: Path | None = None,
 ) -> list[LabResult]:
-    """Run scenario or workload files on one vLLM; all their spans go to `out`. `note` is told what is going on.
-
-    With the file `engine` all of them run on the engine, the replicas and the routing that it names.
+    """Run scenarios, each with its name, on one vLLM; all their spans go to `out`. `note` is told what is going on.
 
     Raises:
-        ScenarioError: a scenario says something impossible; none has been run then.
         LabError: vLLM cannot be run, or refuses a scenario.
 
     """
-    scenarios = [load_workload(path, engine) for path in paths]
-    if any(out.exists() and path.exists() and out.samefile(path) for path in (*paths, *([engine] if engine else []))):
-        raise LabError(f"{out} is one of the scenarios; give another file for the spans")
     results = []
     with LabWorker(vllm) as worker, _sidecar(out) as socket:
         note("starting vLLM")
-        for path, scenario in zip(paths, scenarios, strict=True):
-            note(f"running {path}")
+        for name, scenario in scenarios:
+            note(f"running {name}")
             results.append(worker._ask(scenario, socket))
     return results
 

@@ -39,11 +39,11 @@ TOKENS_PER_ID = 512
 
 
 class EngineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a workload is run on."""
+    """What a workload is run on; without `replicas` or `routing` one replica, or those of a capture."""
 
     engine: Engine
-    replicas: Few = 1
-    routing: Routing = "round_robin"
+    replicas: Few | None = None
+    routing: Routing | None = None
     output_tokens: Positive | None = None
     requests: Positive | None = None
 
@@ -108,7 +108,8 @@ def load_workload(path: Path, engine: Path | None) -> Scenario:
     requests = list(_read_trace(path) if trace else load_scenario(path).requests)[: file.requests]
     if file.output_tokens is not None:
         requests = [msgspec.structs.replace(request, output_tokens=file.output_tokens) for request in requests]
-    scenario = Scenario(file.engine, tuple(routed(requests, file.replicas, file.routing)), file.replicas)
+    replicas, routing = file.replicas or 1, file.routing or "round_robin"
+    scenario = Scenario(file.engine, tuple(routed(requests, replicas, routing)), replicas)
     check_scenario(scenario, f"{path} on {engine}")
     return scenario
 

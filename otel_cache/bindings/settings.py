@@ -133,6 +133,7 @@ def replica_attributes(scheduler: Any, configured_replica_id: str | None, key_id
         names.SPECULATIVE_METHOD: str(getattr(speculative, "method", "") or ""),
         names.SPECULATIVE_TOKENS: int(getattr(speculative, "num_speculative_tokens", 0) or 0),
         names.MAX_BATCHED_TOKENS: int(config.scheduler_config.max_num_batched_tokens),
+        names.MAX_NUM_SEQS: int(getattr(config.scheduler_config, "max_num_seqs", 0) or 0) or "",
         names.ASYNC_SCHEDULING: bool(getattr(config.scheduler_config, "async_scheduling", False)),
         names.FINGERPRINT_KEY_ID: key_id,
         "process.pid": os.getpid(),

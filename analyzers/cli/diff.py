@@ -1,0 +1,29 @@
+"""`otel-cache diff`: two captures or reports, before and after a change."""
+
+import click
+
+
+@click.command("diff")
+@click.argument("before")
+@click.argument("after")
+@click.option("--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
+@click.option("--requests", type=click.IntRange(0), default=10, show_default=True, help="Requests that are listed.")
+@click.option("--output", metavar="FILE", help="Write the comparison there instead of to stdout.")
+def command(before: str, after: str, form: str, requests: int, output: str | None) -> None:
+    """Say which losses went, which came, and which moved from one class to another.
+
+    BEFORE and AFTER are captures, or JSON reports of `otel-cache analyze`. Requests meet by their ids: those of a
+    replay (`otel-cache lab run CAPTURE`) have the capture's.
+
+    \b
+    Example:
+      otel-cache diff before.jsonl after.jsonl
+      otel-cache diff before.json after.jsonl --format markdown
+    """
+    from analyzers.cli.reports import read_report, write_report
+    from analyzers.experiments.compare import compare
+    from analyzers.reporters import compare as report
+
+    found = compare(read_report(before), read_report(after), requests)
+    renders = {"text": report.render, "json": report.render_json, "markdown": report.render_markdown}
+    write_report(renders[form](found), output)

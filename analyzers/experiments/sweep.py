@@ -1,0 +1,225 @@
+"""A sweep: the same requests under many settings on vLLM's own scheduler, and what each setting gives and costs."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import lcm
+from pathlib import Path
+
+import msgspec
+
+from analyzers.experiments.reuse import repeats, warm_pair
+from analyzers.vllm_lab.checks import check_scenario
+from analyzers.vllm_lab.results import LabResult
+from analyzers.vllm_lab.routing import Routing, routed
+from analyzers.vllm_lab.run import LabWorker, checked_folder
+from analyzers.vllm_lab.scenario import Engine, Scenario
+from otel_cache.errors import LabError, ScenarioError
+
+Value = int | str
+INTERVALS = 8
+"""How many retention intervals are tried where none is named."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What is varied, each in these values; an axis without values stays as the scenario has it."""
+
+    retention_interval: Sequence[Value] = ()
+    max_num_batched_tokens: Sequence[int] = ()
+    match_unit: Sequence[int] = ()
+    num_gpu_blocks: Sequence[int] = ()
+    vllm: Sequence[Path | None] = ()
+    replicas: Sequence[int] = ()
+    routing: Sequence[Routing] = ()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: what is varied in it, by name, and the scenario and the vLLM that it is run with."""
+
+    varied: Mapping[str, Value]
+    scenario: Scenario
+    vllm: Path | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a setting gave. Tokens, and blocks counted by their keys.
+
+    Attributes:
+        varied: what is varied in it; `version` is vLLM's.
+        first: hit tokens and shared tokens of the sendings that repeat what one sending had before.
+        later: the same of those that repeat what several had.
+        cached: by group, blocks cached when all groups together held most, over all replicas.
+        evicted: by group, blocks that left the cache.
+        prefill: tokens that had to be computed.
+        warm: conversations that stayed warm at once, at the most; `longest` the two longest that did together.
+        refused: why vLLM does not run it; "": it did.
+        pareto: no other setting is as good in everything and better in something.
+
+    """
+
+    varied: Mapping[str, Value]
+    version: str = ""
+    first: tuple[int, int] = (0, 0)
+    later: tuple[int, int] = (0, 0)
+    cached: Mapping[int, int] = field(default_factory=dict)
+    evicted: Mapping[int, int] = field(default_factory=dict)
+    prefill: int = 0
+    warm: int = 0
+    longest: Sequence[tuple[str, int]] = ()
+    refused: str = ""
+    pareto: bool = False
+
+    @property
+    def aims(self) -> tuple[int, int, int, int]:
+        """What is to be as large as possible: reuse, and less of what it costs."""
+        return self.first[0], self.later[0], -sum(self.cached.values()), -sum(self.evicted.values())
+
+
+def intervals(engine: Engine, longest: int) -> list[Value]:
+    """Return retention intervals that vLLM takes, up to the `longest` prompt: 0, dense, and multiples in between."""
+    block = lcm(*engine.block_sizes())
+    found: list[Value] = [0]
+    multiple = 1
+    while multiple * block <= longest and len(found) < INTERVALS - 1:
+        found.append(multiple * block)
+        multiple *= 2
+    return [*found, "dense"]
+
+
+def settings_of(base: Scenario, axes: Axes, source: str) -> list[Setting]:
+    """Return a setting for each combination of values; where nothing is varied, one for each of `intervals`.
+
+    Raises:
+        ScenarioError: a value is impossible; names it.
+        LabError: a folder holds no vLLM.
+
+    """
+    values = {name: list(getattr(axes, name)) for name in Axes.__dataclass_fields__ if getattr(axes, name)}
+    if not values:
+        longest = max(request.prompt_tokens for request in base.requests)
+        values = {"retention_interval": intervals(base.engine, longest)}
+    found = []
+    for combination in product(*values.values()):
+        chosen = dict(zip(values, combination, strict=True))
+        vllm = checked_folder(chosen.get("vllm"))
+        scenario = _scenario(base, chosen)
+        varied = {name: value if isinstance(value, int) else str(value) for name, value in chosen.items()}
+        check_scenario(scenario, f"{source} with {', '.join(f'{name} {value}' for name, value in varied.items())}")
+        found.append(Setting(varied, scenario, vllm))
+    return found
+
+
+def _scenario(base: Scenario, chosen: Mapping[str, Value]) -> Scenario:
+    names = {
+        "retention_interval": "prefix_cache_retention_interval",
+        "max_num_batched_tokens": "max_num_batched_tokens",
+        "match_unit": "prefix_match_unit",
+        "num_gpu_blocks": "num_gpu_blocks",
+    }
+    changes = {names[name]: value for name, value in chosen.items() if name in names}
+    engine = msgspec.structs.replace(base.engine, **changes)
+    requests, replicas = base.requests, base.replicas
+    if "replicas" in chosen or "routing" in chosen:
+        replicas = int(chosen.get("replicas", base.replicas))
+        free = [msgspec.structs.replace(request, replica=None) for request in base.requests]
+        routing: Routing = chosen.get("routing", "round_robin")  # type: ignore[assignment]
+        requests = tuple(routed(free, replicas, routing))
+    # The keys in the pool's map are what is counted of blocks.
+    return Scenario(engine, requests, replicas, observe_cache=True)
+
+
+def sweep(
+    settings: Sequence[Setting], processes: int, done: Callable[[Setting], None] = lambda setting: None
+) -> list[Measured]:
+    """Run all settings, at most so many at once, each in a process of its own; `done` is told of each.
+
+    Raises:
+        LabError: vLLM runs none of them.
+
+    """
+    workers = _Workers()
+    try:
+        with ThreadPoolExecutor(max(1, min(processes, len(settings)))) as pool:
+            measured = list(pool.map(lambda setting: workers.measure(setting, done), settings))
+    finally:
+        workers.close()
+    if all(row.refused for row in measured):
+        raise LabError(measured[0].refused)
+    return [_marked(row, measured) for row in measured]
+
+
+class _Workers:
+    """A lab per thread and vLLM, without instrumentation: nothing but vLLM's own results is needed."""
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+        self._all: list[LabWorker] = []
+
+    def measure(self, setting: Setting, done: Callable[[Setting], None]) -> Measured:
+        known: dict[Path | None, LabWorker] = self._own.__dict__.setdefault("workers", {})
+        if setting.vllm not in known:
+            known[setting.vllm] = LabWorker(setting.vllm, instrument=False)
+            self._all.append(known[setting.vllm])
+        try:
+            found = measured_of(setting, known[setting.vllm].run(setting.scenario))
+        except (LabError, ScenarioError) as error:
+            found = Measured(setting.varied, refused=str(error))
+        done(setting)
+        return found
+
+    def close(self) -> None:
+        for worker in self._all:
+            worker.close()
+
+
+def measured_of(setting: Setting, result: LabResult) -> Measured:
+    """Return what a run says of its setting."""
+    shared = repeats(setting.scenario)
+    first = later = (0, 0)
+    sent = []
+    for request in result.requests:
+        repeat = shared[request.request_id]
+        pair = (request.hit_tokens, repeat.shared)
+        if repeat.shared and repeat.first:
+            first = _add(first, pair)
+        elif repeat.shared:
+            later = _add(later, pair)
+        sent.append((request.request_id, repeat.conversation, request.prompt_tokens, request.hit_tokens))
+    warm, longest = warm_pair(sent)
+    return Measured(
+        varied=setting.varied,
+        version=result.vllm_version,
+        first=first,
+        later=later,
+        cached=_sum(replica.peak for replica in result.replicas),
+        evicted=_sum(replica.removed for replica in result.replicas),
+        prefill=sum(request.prompt_tokens - request.hit_tokens for request in result.requests),
+        warm=warm,
+        longest=longest,
+    )
+
+
+def _add(one: tuple[int, int], two: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + two[0], one[1] + two[1]
+
+
+def _sum(counts: Iterator[Mapping[int, int]]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for each in counts:
+        for group, blocks in each.items():
+            found[group] = found.get(group, 0) + blocks
+    return dict(sorted(found.items()))
+
+
+def _marked(row: Measured, others: Sequence[Measured]) -> Measured:
+    beaten = any(
+        other.aims != row.aims and all(theirs >= own for theirs, own in zip(other.aims, row.aims, strict=True))
+        for other in others
+        if not other.refused
+    )
+    return replace(row, pareto=not beaten and not row.refused)

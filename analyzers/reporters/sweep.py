@@ -1,0 +1,110 @@
+"""The table of a sweep: to read, in Markdown, and as one JSON object."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analyzers.experiments.sweep import Measured
+from analyzers.reporters.layout import Align, percent, shorten, table, wrap
+from analyzers.reporters.markdown import escape, markdown_table
+
+NAMES = {
+    "retention_interval": "retention",
+    "max_num_batched_tokens": "batched tokens",
+    "match_unit": "match unit",
+    "num_gpu_blocks": "pool",
+    "replicas": "replicas",
+    "routing": "routing",
+}
+HEAD = (
+    "first repeat",
+    "later repeats",
+    "prefill",
+    "cached blocks by group",
+    "evicted",
+    "warm",
+    "best",
+    "warm together",
+)
+LEGEND = (
+    "Reuse is hit tokens, with their share of the tokens that were there to be reused. Cached blocks: at the most, all "
+    "groups together. Warm: conversations at once that lost nothing from turn to turn; the two longest of them. *: no "
+    "other setting reuses as much, caches as few blocks and evicts as few, and is better in one of these."
+)
+
+
+def render(rows: Sequence[Measured], width: int = 160) -> str:
+    """Return the table as text."""
+    header, cells = _table(rows)
+    aligned: list[Align] = ["<"] * len(header)
+    lines = table(header, cells, aligned, width)
+    return "\n".join([*lines, "", *wrap(LEGEND, min(width, 100))]) + "\n"
+
+
+def render_markdown(rows: Sequence[Measured]) -> str:
+    """Return the table as Markdown."""
+    header, cells = _table(rows)
+    return markdown_table(header, cells, "<" * len(header)) + f"\n\n{escape(LEGEND)}\n"
+
+
+def render_json(rows: Sequence[Measured]) -> str:
+    """Return the object that docs/experiments.md describes."""
+    return json.dumps({"settings": [to_object(row) for row in rows]}, indent=2) + "\n"
+
+
+def to_object(row: Measured) -> dict[str, Any]:
+    """Return one setting of the object."""
+    return {
+        **row.varied,
+        "vllm_version": row.version,
+        "first_repeat": {"hit_tokens": row.first[0], "shared_tokens": row.first[1]},
+        "later_repeats": {"hit_tokens": row.later[0], "shared_tokens": row.later[1]},
+        "prefill_tokens": row.prefill,
+        "cached_blocks": {str(group): blocks for group, blocks in row.cached.items()},
+        "evicted_blocks": {str(group): blocks for group, blocks in row.evicted.items()},
+        "warm": row.warm,
+        "longest": [{"request_id": request, "tokens": tokens} for request, tokens in row.longest],
+        "pareto": row.pareto,
+        "refused": row.refused or None,
+    }
+
+
+def _table(rows: Sequence[Measured]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    varied = [name for name in NAMES if name in rows[0].varied]
+    header = (*(NAMES[name] for name in varied), "vLLM", *HEAD)
+    return header, [(*(_value(row.varied[name]) for name in varied), *_cells(row)) for row in rows]
+
+
+def _cells(row: Measured) -> tuple[str, ...]:
+    if row.refused:
+        return (row.version or str(row.varied.get("vllm", "")), *[""] * (len(HEAD) - 1), row.refused)
+    return (
+        row.version,
+        _reuse(row.first),
+        _reuse(row.later),
+        f"{row.prefill:,}",
+        _blocks(row.cached),
+        f"{sum(row.evicted.values()):,}",
+        f"{row.warm:,}",
+        "*" if row.pareto else "",
+        ", ".join(f"{shorten(request, 20)} ({tokens:,})" for request, tokens in row.longest) or "-",
+    )
+
+
+def _reuse(pair: tuple[int, int]) -> str:
+    return f"{pair[0]:,} ({percent(*pair)})" if pair[1] else "-"
+
+
+def _blocks(blocks: Mapping[int, int]) -> str:
+    """Write blocks by group; groups one after the other that have the same share a place: `0-2: 7, 3: 49`."""
+    runs: list[list[int]] = []
+    for group, count in blocks.items():
+        if runs and runs[-1][2] == count and runs[-1][1] == group - 1:
+            runs[-1][1] = group
+        else:
+            runs.append([group, group, count])
+    return ", ".join(f"{a if a == b else f'{a}-{b}'}: {count:,}" for a, b, count in runs) or "-"
+
+
+def _value(value: int | str) -> str:
+    return f"{value:,}" if isinstance(value, int) else value
