@@ -4,7 +4,9 @@ A prompt of `PROMPT_TOKENS` words is prefilled in one step, whose chunk ends pas
 prompt can hit: no Mamba state is made there, and the first repeat misses.
 """
 
+import contextlib
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,9 +27,11 @@ MODEL = "tiny"
 PROMPT_TOKENS = 3000
 BOUNDARY = 2560
 """The last multiple of the Mamba groups' 640 tokens that leaves a token of the prompt to compute."""
-ENGINE_SECONDS = 600.0
+ENGINE_SECONDS = 1200.0
 """How long an engine may take to be ready: two of them start at a time on whatever machine this is."""
-ANSWER_SECONDS = 120.0
+ANSWER_SECONDS = 300.0
+ENGINES_SECONDS = 1800
+"""What a test may take that is the first to need the engines."""
 
 
 class Sidecar(Program):
@@ -98,6 +102,12 @@ class Engine(Program):
     def await_serving(self) -> None:
         """Wait until it serves."""
         wait_until(self._serves, f"{self.replica} serves", ENGINE_SECONDS)
+
+    def kill(self) -> None:
+        """End it with its engine core and worker, which outlive a server that is killed."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        super().kill()
 
     def _serves(self) -> bool:
         assert self.process.poll() is None, f"{self.replica} has ended:\n{self.log[-4000:]}"

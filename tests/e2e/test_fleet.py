@@ -16,10 +16,10 @@ import pytest
 
 from analyzers.model import HELD_ELSEWHERE
 
-from .engines import BOUNDARY, PROMPT_TOKENS, Fleet, Router, complete, words
+from .engines import BOUNDARY, ENGINES_SECONDS, PROMPT_TOKENS, Fleet, Router, complete, words
 from .programs import Programs
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(ENGINES_SECONDS)]
 SENDS = 8
 
 
@@ -42,7 +42,7 @@ def send(programs: Programs, backends: Mapping[str, Path], fleet: Fleet, policy:
     router = programs.keep(Router(backends["router"], fleet.folder / policy, policy, workers))
     begin = datetime.now(UTC).isoformat()
     sends = [complete(router.url, prompt) for _ in range(SENDS)]
-    router.stop()
+    router.kill()
     fleet.settle()
     return Sent(begin, sends)
 
