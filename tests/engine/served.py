@@ -15,7 +15,7 @@ from pathlib import Path
 
 from analyzers.vllm_lab.model import write_model
 
-START_SECONDS = 500
+START_SECONDS = 1200
 STOP_SECONDS = 60
 
 
