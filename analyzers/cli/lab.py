@@ -54,13 +54,13 @@ def run(scenarios: tuple[Path, ...], out: Path | None, vllm: Path | None, engine
         otel-cache lab run trace.jsonl --engine engine.yaml --out spans.jsonl
         otel-cache lab run spans.jsonl --engine engine.yaml --out replayed.jsonl
     """
-    from analyzers.experiments.inputs import load_work
+    from analyzers.experiments.inputs import SAME, load_work
     from analyzers.vllm_lab.run import run_scenarios
 
     works = [load_work(path, engine) for path in scenarios]
     if out is None and any(work.capture is None for work in works):
         raise click.UsageError("Missing option '--out': the file for the spans")
-    _refuse_to_overwrite(out, (*scenarios, *([engine] if engine else [])))
+    _refuse_to_overwrite(out, (*scenarios, *([engine] if engine and engine != SAME else [])))
     for work in works:
         say_notes_of(work)
     with _spans(out) as spans:

@@ -1,11 +1,9 @@
 """The worksheet: arithmetic in the open, vLLM's own scheduler, and public measurements where they are at hand."""
 
-import contextlib
-import io
 import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from analysis.strategies import LAYOUTS, engines
@@ -19,30 +17,11 @@ from analyzers.experiments.configured import checked, configured
 from analyzers.experiments.worksheet import worksheet
 from analyzers.readers import open_capture
 from analyzers.settings import Settings, read_settings
+from experiments.commands import command
 from otel_cache.errors import LabError
 
 SIZES = (16, 64, 160, 1600)
 EXAMPLES = 25
-
-
-class Done(NamedTuple):
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def command(*arguments: object) -> Done:
-    """Run `otel-cache worksheet` in this process."""
-    from analyzers.cli.main import main
-
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        try:
-            main(["worksheet", *map(str, arguments)])
-        except SystemExit as end:
-            return Done(int(end.code or 0), out.getvalue(), err.getvalue())
-    raise AssertionError("main does not return")
 
 
 def of(tokens: int, version: str = "0.32", **engine: Any) -> Settings:
@@ -77,7 +56,7 @@ def test_public_vectors() -> None:
     assert vectors
     for vector in vectors:
         flags = ["--prompt-tokens", vector["n"], "--block-size", vector["block"], "--format", "json"]
-        done = command(*flags, *(["--speculative"] if vector["spec_drop_blocks"] else []))
+        done = command("worksheet", *flags, *(["--speculative"] if vector["spec_drop_blocks"] else []))
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["resend_boundary"] == vector["expect"], vector
 
@@ -189,10 +168,10 @@ def test_the_model_case(version: str, retention: int, hits: list[int], verdict: 
 def test_of_a_capture(tmp_path: Path) -> None:
     """The settings of a replica in the capture that ships, and what another interval would do."""
     example = Path(__file__).parents[2] / "analyzers" / "examples" / "model_case.jsonl"
-    done = command("--from", example, "--prompt-tokens", 11910, "--format", "json")
+    done = command("worksheet", "--from", example, "--prompt-tokens", 11910, "--format", "json")
     sheet = json.loads(done.stdout)
     assert (sheet["repeat_hits"], sheet["settings"]["vllm_version"]) == ([0, 9600, 9600], "0.28.0")
-    done = command("--from", example, "--prompt-tokens", 11910, "--retention-interval", 1600)
+    done = command("worksheet", "--from", example, "--prompt-tokens", 11910, "--retention-interval", 1600)
     assert "9,600, 9,600, 9,600" in done.stdout
     assert "Verdict: hits" in done.stdout
 
@@ -214,7 +193,7 @@ def test_of_a_capture(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_cannot_be(arguments: list[str], message: str) -> None:
     """One sentence that says what and where; exit code 2."""
-    done = command(*arguments)
+    done = command("worksheet", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
