@@ -150,7 +150,7 @@ def sweep(
         workers.close()
     if all(row.refused for row in measured):
         raise LabError(measured[0].refused)
-    return [_marked(row, measured) for row in measured]
+    return marked(measured)
 
 
 class _Workers:
@@ -216,10 +216,12 @@ def _sum(counts: Iterator[Mapping[int, int]]) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-def _marked(row: Measured, others: Sequence[Measured]) -> Measured:
-    beaten = any(
-        other.aims != row.aims and all(theirs >= own for theirs, own in zip(other.aims, row.aims, strict=True))
-        for other in others
-        if not other.refused
-    )
-    return replace(row, pareto=not beaten and not row.refused)
+def marked(rows: Sequence[Measured]) -> list[Measured]:
+    """Return the rows, the Pareto choices marked: those that no other row beats."""
+    return [replace(row, pareto=not row.refused and not any(_beats(other, row) for other in rows)) for row in rows]
+
+
+def _beats(one: Measured, other: Measured) -> bool:
+    if one.refused or one.aims == other.aims:
+        return False
+    return all(first >= second for first, second in zip(one.aims, other.aims, strict=True))
