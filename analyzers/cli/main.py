@@ -21,6 +21,7 @@ from otel_cache.package import VERSION
 VERBS = {
     "analyze": "Say why prompt tokens were not served from the prefix cache.",
     "check": "Judge a capture by a policy: may a change go on?",
+    "convert": "Write captures to one Parquet file that is read fast.",
     "diff": "Say which losses went, came and moved between two captures.",
     "explain": "Tell one request's whole story on a time line.",
     "doctor": "Say whether vLLM would be traced here, and whether its traces arrive.",

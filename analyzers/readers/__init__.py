@@ -1,6 +1,7 @@
 """All input: files, folders, globs and stdin to one capture."""
 
 from analyzers.readers.capture import open_capture
+from analyzers.readers.convert import convert
 from analyzers.readers.sources import is_source
 
-__all__ = ["is_source", "open_capture"]
+__all__ = ["convert", "is_source", "open_capture"]

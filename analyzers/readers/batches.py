@@ -2,16 +2,19 @@
 
 import io
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
-from analyzers.readers import otlp_json, otlp_protobuf, parquet
+from analyzers.readers import otlp_json, otlp_protobuf, parquet, worker
 from analyzers.readers.columns import Batch, BatchBuilder
 from analyzers.readers.content import open_content
 from analyzers.readers.framing import Record, records
 from analyzers.readers.sources import Source
 from analyzers.readers.tally import Tally
 
-BATCH_BYTES = 16 << 20
+BATCH_BYTES = 8 << 20
 """So much of an input becomes one batch: what bounds the memory."""
+ALONE = 2
+"""So many batches are decoded before it pays to start other processes for the rest."""
 
 
 def read_batches(source: Source) -> Iterator[tuple[Batch, str]]:
@@ -33,8 +36,11 @@ def read_batches(source: Source) -> Iterator[tuple[Batch, str]]:
             return
         what = "message" if content.form == "messages" else "line"
         tally = Tally()
-        for some in _portions(records(content, source.label, tally)):
+        portions = _portions(records(content, source.label, tally))
+        for some in islice(portions, ALONE):
             yield decode(some, source.label, what), what
+        for batch in worker.run(decode, ((some, source.label, what) for some in portions)):
+            yield batch, what
         yield Batch(tally=tally), what
 
 

@@ -6,6 +6,7 @@ from typing import Any, BinaryIO
 import msgspec
 import polars as pl
 
+from analyzers.readers import typed_parquet
 from analyzers.readers.attributes import shorten
 from analyzers.readers.columns import Batch, BatchBuilder
 from analyzers.readers.spans import checked_span
@@ -26,6 +27,7 @@ COLUMNS = {
 }
 BATCH_ROWS = 65536
 
+_BROKEN = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -36,6 +38,9 @@ def read(stream: BinaryIO | str, label: str) -> Iterator[Batch]:
         CaptureError: the file is damaged, cut off, or has not the columns of a capture.
 
     """
+    if typed_parquet.is_typed(_columns(stream, label)):
+        yield from typed_parquet.read(stream, label)
+        return
     number = 0
     for rows in _batches(stream, label):
         builder = BatchBuilder(label, "row")
@@ -52,6 +57,13 @@ def read(stream: BinaryIO | str, label: str) -> Iterator[Batch]:
         yield builder.build()
 
 
+def _columns(stream: BinaryIO | str, label: str) -> list[str]:
+    try:
+        return pl.scan_parquet(stream).collect_schema().names()
+    except _BROKEN as error:
+        raise _damaged(error, label) from error
+
+
 def _batches(stream: BinaryIO | str, label: str) -> Iterator[pl.DataFrame]:
     try:
         scan = pl.scan_parquet(stream)
@@ -64,12 +76,16 @@ def _batches(stream: BinaryIO | str, label: str) -> Iterator[pl.DataFrame]:
         rows = scan.select(pl.len()).collect().item()
         for offset in range(0, rows, BATCH_ROWS):
             yield scan.select(list(COLUMNS)).slice(offset, BATCH_ROWS).collect()
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        reason = shorten(str(error).splitlines()[0] if str(error) else type(error).__name__)
-        raise CaptureError(
-            f"{label}: damaged Parquet, or one that is still being written ({reason}); "
-            "wait for its writer to end, or take OTLP JSON lines, which can be read while they grow"
-        ) from error
+    except _BROKEN as error:
+        raise _damaged(error, label) from error
+
+
+def _damaged(error: BaseException, label: str) -> CaptureError:
+    reason = shorten(str(error).splitlines()[0] if str(error) else type(error).__name__)
+    return CaptureError(
+        f"{label}: damaged Parquet, or one that is still being written ({reason}); "
+        "wait for its writer to end, or take OTLP JSON lines, which can be read while they grow"
+    )
 
 
 def _resource(written: str, builder: BatchBuilder) -> int:

@@ -1,6 +1,7 @@
 """What was passed over while reading, counted by kind, and the sentences that say so."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 NOTES_PER_KIND = 5
@@ -54,6 +55,15 @@ class Tally:
         """Count a line or a span that could not be read."""
         self.skipped += 1
         self.note(kind, f"{where}: {why}")
+
+    def kept(self) -> tuple[list[tuple[str, str]], dict[str, int]]:
+        """Return the sentences that were kept, with their kinds, and how many there were of each kind."""
+        return list(self._notes), dict(self._kinds)
+
+    def keep(self, notes: Sequence[tuple[str, str]], kinds: Mapping[str, int]) -> None:
+        """Take over what `kept` gave."""
+        self._notes = [(kind, sentence) for kind, sentence in notes]
+        self._kinds = Counter(kinds)
 
     def notes(self) -> list[str]:
         """Return the sentences that were kept, and one per kind for the rest."""

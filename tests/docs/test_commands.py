@@ -50,7 +50,7 @@ def test_every_command_is_in_the_readme() -> None:
     """Each verb has its line in the README's table, and each line a verb."""
     cells = [row[0] for row in rows(sections(read("README.md"))["Commands"])]
     assert [re.match(r"`otel-cache ([a-z]+)", cell)[1] for cell in cells] == [  # type: ignore[index]
-        *("analyze", "explain", "fetch", "run", "sidecar", "doctor", "probe", "worksheet"),
+        *("analyze", "convert", "explain", "fetch", "run", "sidecar", "doctor", "probe", "worksheet"),
         *("lab", "lab", "diff", "check"),
     ]
     assert {re.match(r"`otel-cache ([a-z]+)", cell)[1] for cell in cells} == set(VERBS)  # type: ignore[index]

@@ -14,6 +14,7 @@ from typing import Any
 from google.protobuf import json_format
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
+from analyzers.readers import convert
 from tests.readers.test_jaeger_json import jaeger
 
 if sys.version_info >= (3, 14):
@@ -75,6 +76,13 @@ def old_tempo(lines: Lines) -> bytes:
     return json.dumps({"batches": resources}, indent=2).encode()
 
 
+def _typed(lines: Lines, folder: Path) -> Path:
+    """Write what `otel-cache convert` makes of the lines."""
+    (folder / "lines").write_bytes(b"".join(lines))
+    convert([folder / "lines"], str(folder / "typed"))
+    return folder / "typed"
+
+
 FORMS: dict[str, Callable[[Lines], Callable[[Path], Path]]] = {
     "lines": lambda lines: _one(b"".join(lines)),
     "gzip": lambda lines: _one(gzip.compress(b"".join(lines))),
@@ -89,6 +97,7 @@ FORMS: dict[str, Callable[[Lines], Callable[[Path], Path]]] = {
     "protobuf in frames": lambda lines: _one(prefixed(zstd.compress(protobuf(line)) for line in lines)),
     "protobuf, gzip": lambda lines: _one(gzip.compress(prefixed(map(protobuf, lines)))),
     "rotated": lambda lines: lambda folder: _rotated(lines, folder),
+    "typed Parquet": lambda lines: lambda folder: _typed(lines, folder),
     "a document": lambda lines: _one(json.dumps(
         {"resourceSpans": [each for line in lines for each in json.loads(line)["resourceSpans"]]}, indent=4).encode()),
     "Tempo": lambda lines: _one(tempo(lines)),

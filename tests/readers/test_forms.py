@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from analyzers.cli.main import commands
-from analyzers.readers import open_capture
+from analyzers.readers import batches, convert, open_capture
+from otel_cache.errors import CaptureError, UsageError
 from tests.readers import otlp
 from tests.readers.forms import FORMS, JAEGER, prefixed, protobuf, zstd
 from tests.readers.test_capture import LINES, assert_same, read
@@ -99,3 +100,38 @@ def test_a_damaged_frame_costs_its_message(tmp_path: Path) -> None:
     capture = read(tmp_path, prefixed(map(bytes, frames)))
     assert (capture.spans, capture.skipped_lines) == (len(LINES) - 1, 1)
     assert "message 3: its compressed form is damaged" in capture.notes[0]
+
+
+def test_what_is_converted_keeps_its_counts_notes_and_other_programs(tmp_path: Path) -> None:
+    usage = otlp.span("chat", {"gen_ai.usage.input_tokens": 7, "gen_ai.usage.cache_read_tokens": 5}, span_id=91)
+    odd = otlp.step(50, 50, STEP_POOL_USAGE=None)
+    odd["attributes"].append({"key": "mine", "value": {"boolValue": True}})
+    wrong = otlp.lookup(51, 51, REQUEST_ID=5)
+    content = b"".join(LINES) + b"junk\n" + otlp.line({}, [usage, {}], scope="other")
+    whole = read(tmp_path, content + otlp.line(otlp.resource(), [odd, wrong]))
+    spans, notes = convert([tmp_path / "0.jsonl"], str(tmp_path / "typed"))
+    again = open_capture(tmp_path / "typed")
+    assert_same(again, whole)
+    assert (spans, len(notes), len(again.notes)) == (len(LINES) + 2, 1, 2)
+    assert again.usages["prompt_tokens"].to_list() == [7]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["0.jsonl", "typed"]
+
+
+def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "spans").write_bytes(b"".join(LINES))
+    with pytest.raises(UsageError, match="one of the captures"):
+        convert([tmp_path], str(tmp_path / "spans"))
+    with pytest.raises(CaptureError, match="no such file"):
+        convert([tmp_path / "none"], str(tmp_path / "typed"))
+    with pytest.raises(UsageError, match="cannot be written"):
+        convert([tmp_path / "spans"], str(tmp_path / "no" / "typed"))
+    assert [each.name for each in tmp_path.iterdir()] == ["spans"]
+
+
+def test_several_processes_read_what_one_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small batches make a small capture one for several processes."""
+    whole = read(tmp_path, b"".join(LINES) + b"junk\n")
+    monkeypatch.setattr(batches, "BATCH_BYTES", 1)
+    apart = open_capture(tmp_path / "0.jsonl")
+    assert_same(apart, whole)
+    assert list(apart.notes) == list(whole.notes)
