@@ -99,9 +99,9 @@ class CaptureFile:
             return
         self.spans += len(spans)
         for span in spans:
-            number = _attribute(span, names.EVIDENCE_NUMBER)
             with contextlib.suppress(TypeError, ValueError):
-                self._numbers.setdefault(life, []).append(int(number))
+                number = int(_attribute(span, names.EVIDENCE_NUMBER))
+                self._numbers.setdefault(life, []).append(number)
 
     def holes(self) -> dict[str, int]:
         """Return how many numbered spans of the evidence are missing between the first and the last, by replica."""

@@ -7,17 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from readers import otlp
 
 from analyzers.cli import main
 from analyzers.readers import open_capture
+from otel_cache.semconv import names
 
 HOUR = 3_600_000_000_000
 EXAMPLE = Path(__file__).parents[2] / "analyzers" / "examples" / "model_case.jsonl"
 
 
 def example() -> list[dict[str, Any]]:
-    """Return the messages of the capture that ships, with the service that its spans are of."""
+    """Return the messages of the capture that ships, and a worker's span, which is no part of the evidence."""
     messages = [json.loads(line) for line in EXAMPLE.read_text().splitlines()]
+    step = next(
+        span
+        for message in messages
+        for resource in message["resourceSpans"]
+        for scope in resource["scopeSpans"]
+        for span in scope["spans"]
+        if span["name"] == names.STEP
+    )
+    ran = {**step, "name": names.EXECUTE, "spanId": 16 * "e", "parentSpanId": step["spanId"], "attributes": []}
+    worker = otlp.resource("replica-0", "worker", **{"service.name": "vllm", names.WORKER_RANK: 0})
+    messages.append(otlp.message(worker, [ran]))
     assert all(
         any(each["key"] == "service.name" for each in resource["resource"]["attributes"])
         for message in messages
