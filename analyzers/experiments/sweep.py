@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from analyzers.experiments.reuse import repeats, warm_pair
+from analyzers.experiments.reuse import Repeat, repeats, warm_pair
 from analyzers.vllm_lab.checks import check_scenario
 from analyzers.vllm_lab.results import LabResult
 from analyzers.vllm_lab.routing import Routing, routed
@@ -38,11 +38,15 @@ class Axes:
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: what is varied in it, by name, and the scenario and the vLLM that it is run with."""
+    """One setting: what is varied in it, by name, and the scenario and the vLLM that it is run with.
+
+    `shared` says what each sending repeats: that is the same in all settings of a sweep.
+    """
 
     varied: Mapping[str, Value]
     scenario: Scenario
     vllm: Path | None
+    shared: Mapping[str, Repeat]
 
 
 @dataclass(frozen=True)
@@ -103,14 +107,14 @@ def settings_of(base: Scenario, axes: Axes, source: str) -> list[Setting]:
     if not values:
         longest = max(request.prompt_tokens for request in base.requests)
         values = {"retention_interval": intervals(base.engine, longest)}
-    found = []
+    found, shared = [], repeats(base)
     for combination in product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))
         vllm = checked_folder(chosen.get("vllm"))
         scenario = _scenario(base, chosen)
         varied = {name: value if isinstance(value, int) else str(value) for name, value in chosen.items()}
         check_scenario(scenario, f"{source} with {', '.join(f'{name} {value}' for name, value in varied.items())}")
-        found.append(Setting(varied, scenario, vllm))
+        found.append(Setting(varied, scenario, vllm, shared))
     return found
 
 
@@ -179,11 +183,10 @@ class _Workers:
 
 def measured_of(setting: Setting, result: LabResult) -> Measured:
     """Return what a run says of its setting."""
-    shared = repeats(setting.scenario)
     first = later = (0, 0)
     sent = []
     for request in result.requests:
-        repeat = shared[request.request_id]
+        repeat = setting.shared[request.request_id]
         pair = (request.hit_tokens, repeat.shared)
         if repeat.shared and repeat.first:
             first = _add(first, pair)

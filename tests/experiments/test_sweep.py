@@ -1,20 +1,26 @@
 """The sweep: the model case and its cure, the price of density, chunk budgets and versions, on vLLM's own scheduler."""
 
 import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
-from conftest import Labs
+import yaml
+from conftest import TRACE, Labs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab.cases import FULL, request, scenario, shipped
 from vllm_versions import VERSIONS, lane_folder
 
+from analyzers.experiments.inputs import load_work
 from analyzers.experiments.reuse import repeats, warm_pair
 from analyzers.experiments.sweep import Axes, Measured, marked, measured_of, settings_of
 from analyzers.reporters.sweep import render, render_markdown
+from analyzers.vllm_lab.run import LabWorker
 from analyzers.vllm_lab.scenario import LabRequest, Part, Scenario, batches, parse_scenario
 from analyzers.vllm_lab.tokens import output, segment
 from experiments.commands import command
@@ -109,6 +115,39 @@ def test_versions_side_by_side() -> None:
     ran = {row["vllm_version"]: row["first_repeat"]["hit_tokens"] for row in rows if row["num_gpu_blocks"] == 400}
     assert ran == {"0.28.0": 0, "0.32.0": 9600, "0.33.0": 11200}
     assert all("too small" in row["refused"] for row in rows if row["num_gpu_blocks"] == 5)
+
+
+def spent(worker: LabWorker) -> float:
+    """Return the seconds of CPU that the worker's process has used."""
+    assert worker._child
+    times = psutil.Process(worker._child.pid).cpu_times()
+    return float(times.user + times.system)
+
+
+@pytest.mark.vllm
+@pytest.mark.mooncake
+def test_a_setting_costs_no_more_than_a_replay(lab: Labs, bare_lab: Labs, tmp_path: Path) -> None:
+    """Eight settings over a production trace cost at most eight times one `lab run` of it, and a tenth.
+
+    In seconds of CPU of vLLM's process, which does not depend on what else the machine does.
+    """
+    engine = {"block_size": 512, "max_num_batched_tokens": 131072, "groups": FULL}
+    file = {"engine": engine, "output_tokens": 1, "requests": 400}
+    (tmp_path / "engine.yaml").write_text(yaml.safe_dump(file))
+    work = load_work(Path(os.environ[TRACE]), tmp_path / "engine.yaml").scenario
+    chosen = settings_of(work, Axes(num_gpu_blocks=[2000 * n for n in range(1, 9)]), "the trace")
+    assert len(chosen) == 8
+    plain = msgspec.to_builtins(chosen[-1].scenario) | {"observe_cache": False}
+    taken = []
+    for worker, runs in ((lab["0.32.0"], [plain]), (bare_lab["0.32.0"], [each.scenario for each in chosen])):
+        first = {**plain, "requests": plain["requests"][:1]}
+        worker.run(first, tmp_path / "first.jsonl" if worker is lab["0.32.0"] else None)
+        begin = spent(worker)
+        for run in runs:
+            data = run if isinstance(run, dict) else msgspec.to_builtins(run)
+            worker.run(data, tmp_path / "spans.jsonl" if worker is lab["0.32.0"] else None)
+        taken.append(spent(worker) - begin)
+    assert taken[1] <= 8 * taken[0] * 1.1
 
 
 PARTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 6)), min_size=1, max_size=3)
