@@ -1,7 +1,5 @@
 """The gateway: who gets in, what it keeps of the traces, and what that does to an analysis."""
 
-import datetime
-import ipaddress
 import json
 import math
 import ssl
@@ -14,10 +12,6 @@ import grpc
 import httpx
 import pytest
 from conftest import Labs
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -31,12 +25,11 @@ from analyzers.analysis import analyze
 from analyzers.readers import open_capture
 from otel_cache.semconv import names
 
+from .gateways import EXPORT, TOKEN, certify
 from .load import EXPORT_SECONDS, hybrid, losing, plenty, report, spans_of, traced
-from .programs import HOST, Collector, Programs, wait_until
+from .programs import Collector, Programs, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
-TOKEN = "let-me-in"
-EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 DEVIATIONS = 6
 """So many standard deviations from its mean a share may be: a sound run is outside once in 500 million."""
 
@@ -61,45 +54,17 @@ class Secured:
 @pytest.fixture
 def secured(programs: Programs, tmp_path: Path) -> Iterator[Secured]:
     """A gateway that sends on to an OTLP server of this test."""
-    certificate, key = certify(tmp_path)
-    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    certificate, files = certify(tmp_path)
     sink = Sink()
     sink.start()
     gateway = programs.collector(
         "gateway.yaml",
-        OTEL_CACHE_COLLECTOR_CERTIFICATE=str(certificate),
-        OTEL_CACHE_COLLECTOR_KEY=str(key),
-        OTEL_CACHE_COLLECTOR_TOKEN_FILE=str(tmp_path / "token"),
+        **files,
         OTEL_CACHE_COLLECTOR_BACKEND=f"localhost:{sink.port}",
         OTEL_CACHE_COLLECTOR_DECISION_WAIT="3s",
     )
     yield Secured(gateway, certificate, sink)
     sink.stop()
-
-
-def certify(folder: Path) -> tuple[Path, Path]:
-    """Write a certificate for the loopback that signs itself, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    names_of_it = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(HOST))]
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName(names_of_it), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "tls.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (folder / "tls.key").write_bytes(private)
-    return folder / "tls.crt", folder / "tls.key"
 
 
 def one_span(name: str = "foreign", error: bool = False, trace: int = 1) -> ExportTraceServiceRequest:
@@ -157,14 +122,8 @@ def test_only_who_has_the_token_gets_in_and_only_by_tls(secured: Secured) -> Non
 
 def test_without_a_token_it_lets_nobody_in(programs: Programs, tmp_path: Path) -> None:
     """An empty file has no token in it."""
-    certificate, key = certify(tmp_path)
-    (tmp_path / "token").write_text("\n")
-    gateway = programs.collector(
-        "gateway.yaml",
-        OTEL_CACHE_COLLECTOR_CERTIFICATE=str(certificate),
-        OTEL_CACHE_COLLECTOR_KEY=str(key),
-        OTEL_CACHE_COLLECTOR_TOKEN_FILE=str(tmp_path / "token"),
-    )
+    certificate, files = certify(tmp_path, token="")
+    gateway = programs.collector("gateway.yaml", **files)
     secured = Secured(gateway, certificate, Sink())
     for token in (None, "Bearer ", "Bearer", ""):
         assert send(secured, token) is grpc.StatusCode.UNAUTHENTICATED, token
