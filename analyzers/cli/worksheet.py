@@ -30,8 +30,8 @@ DROPPING = ("mtp", "eagle", "eagle3")
     "scenario. May be given several times; without it there is one group of full attention.",
 )  # fmt: skip
 @click.option(
-    "--speculative", is_flag=False, flag_value="mtp", type=click.Choice([*DROPPING, "ngram"]), metavar="[METHOD]",
-    help="Speculative decoding: mtp (where no METHOD is named), eagle, eagle3 or ngram.",
+    "--speculative", is_flag=False, flag_value="mtp", metavar="[METHOD|TOKENS]",
+    help="Speculative decoding: mtp (where nothing follows), eagle, eagle3 or ngram; or how many tokens mtp drafts.",
 )  # fmt: skip
 @click.option("--match-unit", type=click.IntRange(1), help="prefix_match_unit, in tokens.")
 @click.option("--retention-interval", metavar="TOKENS", help="Tokens, 0, dense, or default.  [default]")
@@ -100,11 +100,20 @@ def _of_flags(engine: Path | None, given: dict[str, Any], tokens: int) -> "Setti
     if "groups" in given:
         data["groups"] = [_group(text) for text in given["groups"]]
     if "speculative" in given:
-        data["speculative"] = {"method": "mtp" if given["speculative"] in DROPPING else given["speculative"]}
+        data["speculative"] = _speculative(given["speculative"])
     if "retention_interval" in given:
         interval = given["retention_interval"]
         data["prefix_cache_retention_interval"] = int(interval) if interval.isdecimal() else interval
     return configured(checked(data, str(engine) if engine else "worksheet", tokens), version)
+
+
+def _speculative(text: str) -> dict[str, Any] | None:
+    """Return what a scenario says of a method, or of a number of tokens that multi-token prediction drafts."""
+    if text.isdecimal():
+        return {"method": "mtp", "num_speculative_tokens": int(text)} if int(text) else None
+    if text not in (*DROPPING, "ngram"):
+        raise click.UsageError(f"--speculative {text}: no method; there are {', '.join((*DROPPING, 'ngram'))}")
+    return {"method": "ngram" if text == "ngram" else "mtp"}
 
 
 def _group(text: str) -> dict[str, Any]:

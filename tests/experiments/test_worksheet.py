@@ -177,8 +177,20 @@ def test_of_a_capture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("speculative", "boundary"),
+    [([], 4800), (["--speculative"], 3200), (["--speculative", 2], 3200), (["--speculative", "eagle3"], 3200),
+     (["--speculative", 0], 4800), (["--speculative", "ngram"], 4800)],
+)  # fmt: skip
+def test_ways_to_speculate(speculative: list[object], boundary: int) -> None:
+    """A drafter takes a block of four off; n-grams need none."""
+    done = command("worksheet", "--prompt-tokens", 6400, "--block-size", 1600, *speculative, "--format", "json")
+    assert json.loads(done.stdout)["resend_boundary"] == boundary
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--prompt-tokens", "5", "--speculative", "luck"], "--speculative luck: no method"),
         (["--prompt-tokens", "5", "--vllm-version", "new"], "'new' is no version of vLLM"),
         (["--prompt-tokens", "5", "--vllm-version", "0.20"], "its rules are not known"),
         (["--prompt-tokens", "5", "--group", "mamba,layers"], "'layers' is not KEY=TOKENS"),
