@@ -219,8 +219,8 @@ def test_a_service_that_is_not_there(fleet: Fleet, tmp_path: Path) -> None:
 
 @pytest.fixture
 def exporting(session_programs: Programs, monkeypatch: pytest.MonkeyPatch) -> Jaeger:
-    """A Jaeger of its own, which the lab's sidecars export to."""
-    jaeger = session_programs.jaeger()
+    """A Jaeger of its own, which the lab's sidecars export to; it holds less than `fetch` asks for at once."""
+    jaeger = session_programs.jaeger(traces=100)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"http://{jaeger.grpc}")
     return jaeger
 
