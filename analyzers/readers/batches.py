@@ -1,6 +1,5 @@
 """One input to batches of typed columns, in the order of its records."""
 
-import io
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -30,8 +29,8 @@ def read_batches(source: Source) -> Iterator[tuple[Batch, str]]:
     with open_content(source.path, source.label) as content:
         if content.form == "parquet":
             # Parquet is read from its end: what cannot seek is taken into memory.
-            seekable = content.stream.seekable() and not content.compressed
-            file = content.stream if seekable else io.BytesIO(content.stream.read())
+            in_place = source.path is not None and source.path.is_file() and not content.compressed
+            file = source.path if in_place and source.path else content.stream.read()
             yield from ((batch, "row") for batch in parquet.read(file, source.label))
             return
         what = "message" if content.form == "messages" else "line"

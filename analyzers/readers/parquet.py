@@ -1,7 +1,7 @@
 """The sidecar's Parquet to typed columns: a row per span, attributes and resource as JSON text of a flat object."""
 
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -31,18 +31,18 @@ _BROKEN = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-def read(stream: BinaryIO | str, label: str) -> Iterator[Batch]:
-    """Yield the spans in an open Parquet file, or at an address in object storage, batch by batch.
+def read(source: typed_parquet.Source, label: str) -> Iterator[Batch]:
+    """Yield the spans in Parquet, batch by batch.
 
     Raises:
         CaptureError: the file is damaged, cut off, or has not the columns of a capture.
 
     """
-    if typed_parquet.is_typed(_columns(stream, label)):
-        yield from typed_parquet.read(stream, label)
+    if typed_parquet.is_typed(_columns(source, label)):
+        yield from typed_parquet.read(source, label)
         return
     number = 0
-    for rows in _batches(stream, label):
+    for rows in _batches(source, label):
         builder = BatchBuilder(label, "row")
         for trace, span, parent, name, start, end, resource, attributes, scope in rows.iter_rows():
             number += 1
@@ -57,16 +57,16 @@ def read(stream: BinaryIO | str, label: str) -> Iterator[Batch]:
         yield builder.build()
 
 
-def _columns(stream: BinaryIO | str, label: str) -> list[str]:
+def _columns(source: typed_parquet.Source, label: str) -> list[str]:
     try:
-        return pl.scan_parquet(stream).collect_schema().names()
+        return typed_parquet.scan(source).collect_schema().names()
     except _BROKEN as error:
         raise _damaged(error, label) from error
 
 
-def _batches(stream: BinaryIO | str, label: str) -> Iterator[pl.DataFrame]:
+def _batches(source: typed_parquet.Source, label: str) -> Iterator[pl.DataFrame]:
     try:
-        scan = pl.scan_parquet(stream)
+        scan = typed_parquet.scan(source)
         schema = scan.collect_schema()
         for name, dtype in COLUMNS.items():
             if name not in schema:

@@ -33,6 +33,8 @@ from analyzers.readers.tally import Tally
 from otel_cache.errors import CaptureError, UsageError
 from otel_cache.package import SCOPE
 
+Source = Path | bytes | str
+"""A file, its content, or an address in object storage."""
 METADATA = "otel_cache.capture"
 """Key of the file's metadata: a JSON object."""
 _HEAD: dict[str, pl.DataType] = {
@@ -134,7 +136,12 @@ def is_typed(names: Iterable[str]) -> bool:
     return {*_HEAD, MORE} <= set(names)
 
 
-def read(source: Any, label: str) -> Iterator[Batch]:
+def scan(source: Source, **options: Any) -> pl.LazyFrame:
+    """Return what is in Parquet, not yet read; only an address may be a pattern."""
+    return pl.scan_parquet(source, glob=isinstance(source, str), **options)
+
+
+def read(source: Source, label: str) -> Iterator[Batch]:
     """Yield the spans of a file that `write` wrote.
 
     Raises:
@@ -143,19 +150,19 @@ def read(source: Any, label: str) -> Iterator[Batch]:
     """
     try:
         notes = _notes(source)
-        scan = pl.scan_parquet(source, row_index_name="line", row_index_offset=1)
-        present = scan.collect_schema()
+        rows = scan(source, row_index_name="line", row_index_offset=1)
+        present = rows.collect_schema()
         wrong = [name for name, dtype in SCHEMA.items() if name in present and present[name] != dtype]
         if wrong:
             raise CaptureError(f"{label}: column {wrong[0]!r} holds {present[wrong[0]]}, not {SCHEMA[wrong[0]]}")
         ours, line = pl.col("scope") == SCOPE, pl.col("line").cast(pl.Int64)
-        names = list(notes.columns) if notes.columns else _names(scan.filter(ours))
+        names = list(notes.columns) if notes.columns else _names(rows.filter(ours))
         wanted = {name: notes.columns.get(name, list(present)) for name in names if name != _FOREIGN_PART}
         frames = [
-            scan.filter(pl.col("name") == name, ours).select(line, *(each for each in columns if each in present))
+            rows.filter(pl.col("name") == name, ours).select(line, *(each for each in columns if each in present))
             for name, columns in wanted.items()
         ]
-        foreign = scan.filter(~ours | ours.is_null())
+        foreign = rows.filter(~ours | ours.is_null())
         *found, others = pl.collect_all([*frames, foreign.select(*(name for name in _HEAD if name in present), MORE)])
     except _BROKEN as error:
         reason = shorten(str(error).splitlines()[0] if str(error) else type(error).__name__)
@@ -174,20 +181,19 @@ def read(source: Any, label: str) -> Iterator[Batch]:
     yield batch
 
 
-def _notes(source: Any) -> _Notes:
+def _notes(source: Source) -> _Notes:
     if isinstance(source, str):
         # Several files may stand behind one address: each has its own.
         return _Notes({})
     metadata = pl.read_parquet_metadata(source)
-    source.seek(0)
     try:
         return msgspec.json.decode(metadata.get(METADATA, '{"columns":{}}'), type=_Notes)
     except msgspec.MsgspecError:
         return _Notes({})
 
 
-def _names(scan: pl.LazyFrame) -> list[str]:
-    found: list[str] = scan.select(pl.col("name").unique()).collect()["name"].drop_nulls().to_list()
+def _names(rows: pl.LazyFrame) -> list[str]:
+    found: list[str] = rows.select(pl.col("name").unique()).collect()["name"].drop_nulls().to_list()
     return found
 
 

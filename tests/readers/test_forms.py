@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from importlib.resources import files
 from pathlib import Path
 
@@ -135,3 +136,15 @@ def test_several_processes_read_what_one_reads(tmp_path: Path, monkeypatch: pyte
     apart = open_capture(tmp_path / "0.jsonl")
     assert_same(apart, whole)
     assert list(apart.notes) == list(whole.notes)
+
+
+@pytest.mark.parametrize("name", ["spans.parquet", "sp[a]ns*"])
+def test_parquet_of_megabytes_is_read_from_its_file(name: str, tmp_path: Path) -> None:
+    """More than any buffer holds; its name is no pattern."""
+    content = b"".join(
+        otlp.line(otlp.resource(), [otlp.lookup(at, at, REQUEST_ID=os.urandom(6000).hex())]) for at in range(1, 400)
+    )
+    whole = read(tmp_path, content)
+    convert([tmp_path / "0.jsonl"], str(tmp_path / name))
+    assert (tmp_path / name).stat().st_size > 2 << 20
+    assert_same(open_capture(tmp_path / name), whole)
