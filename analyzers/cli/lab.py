@@ -107,12 +107,10 @@ def _compare(work: "Work", spans: Path, version: str) -> None:
     from analyzers.readers import open_capture
     from analyzers.reporters import compare as report
     from analyzers.reporters.json import to_object
-    from otel_cache.semconv import names
 
     assert work.capture
-    recorded = {str(life.attributes.get(names.VLLM_VERSION)) for life in work.capture.lives}
-    if recorded != {version}:
-        click.echo(f"note: the capture is of vLLM {', '.join(sorted(recorded))}, the replay of {version}", err=True)
+    if work.versions != [version]:
+        click.echo(f"note: the capture is of vLLM {', '.join(work.versions)}, the replay of {version}", err=True)
     before, after = (to_object(analyze(capture)) for capture in (work.capture, open_capture([spans])))
     click.echo(report.render(compare(before, after)), nl=False)
 

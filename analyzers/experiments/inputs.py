@@ -16,6 +16,7 @@ from analyzers.vllm_lab.routing import routed
 from analyzers.vllm_lab.scenario import Scenario, find_scenario
 from analyzers.vllm_lab.workload import EngineFile, load_engine, load_workload
 from otel_cache.errors import ScenarioError
+from otel_cache.semconv import names
 
 SAME = Path("same")
 """In the place of an engine file: the engine that the capture's own replicas had."""
@@ -32,6 +33,12 @@ class Work:
     scenario: Scenario
     capture: Capture | None = None
     notes: Sequence[str] = ()
+
+    @property
+    def versions(self) -> list[str]:
+        """The versions of vLLM that the capture is of."""
+        lives = self.capture.lives if self.capture else ()
+        return sorted({str(life.attributes.get(names.VLLM_VERSION, "not known")) for life in lives})
 
 
 def load_work(path: Path, engine: Path | None) -> Work:
