@@ -212,22 +212,33 @@ class Replay:
     def _seen_of(
         self, settings: Settings, prompt: Prompt, row: Mapping[str, Any], name: Name
     ) -> tuple[Seen, int | None, int | None]:
-        same = other = 0
-        relative = other_key = None
-        mix = prompt.mix
-        plain = plain_marks(row)
-        for end, identity in marks_of(prompt, settings):
-            if end > same and (index := self._seen.find(identity, name)) is not None:
-                same, relative = end, self._lookup_of[index]
-            if self._keyed and end > other and (index := self._plain.find(identity ^ mix, name)) is not None:
-                other, other_key = end, self._lookup_of[index]
-        for end, identity in plain:
-            if end > other and (index := self._plain.find(identity, name)) is not None:
-                other, other_key = end, self._lookup_of[index]
+        plain, mix = plain_marks(row), prompt.mix
+        same, relative = self._longest(self._seen, prompt, settings, name, 0)
+        other, other_key = self._longest(self._plain, prompt, settings, name, mix) if self._keyed else (0, None)
+        last = self._plain.find_last([identity for _, identity in plain], name)
+        if last is not None and plain[last[0]][0] > other:
+            other, other_key = plain[last[0]][0], self._lookup_of[last[1]]
         if other > same:
             tokens = plain or [(end, identity ^ mix) for end, identity in marks_of(prompt, settings)]
             other_key = self._nearest_key(prompt, name, [mark for mark in tokens if mark[0] >= other], other_key)
         return Seen(min(same, prompt.tokens), min(max(same, other), prompt.tokens)), relative, other_key
+
+    def _longest(
+        self, seen: SeenPrefixes, prompt: Prompt, settings: Settings, name: Name, mix: int
+    ) -> tuple[int, int | None]:
+        """Return how many tokens of `prompt` another had, as far as `seen` knows, and that one's lookup."""
+        end, index = 0, None
+        if (last := seen.find_last(prompt.chain, name, mix)) is not None:
+            end, index = (last[0] + 1) * settings.hash_block + settings.lookahead, last[1]
+        if (last := seen.find_last([identity for _, identity in prompt.marks], name, mix)) is not None:
+            mark = prompt.marks[last[0]][0]
+            if mark > end:
+                end, index = mark, last[1]
+        if prompt.whole != UNKNOWN and prompt.tokens > end:
+            whole = seen.find(prompt.whole ^ mix, name)
+            if whole is not None:
+                end, index = prompt.tokens, whole
+        return end, None if index is None else self._lookup_of[index]
 
     def _nearest_key(
         self, prompt: Prompt, name: Name, tokens: Sequence[tuple[int, int]], found: int | None

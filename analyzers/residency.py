@@ -1,9 +1,9 @@
 """What one life of a replica holds, group by group, as its stores and evictions say; and what became of the rest."""
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from analyzers.evictions import takers_of
 from analyzers.finders import find
@@ -12,6 +12,8 @@ from analyzers.prompts import UNKNOWN, identities
 from analyzers.settings import Group, Settings
 from otel_cache.records import FINGERPRINT_BYTES
 from otel_cache.semconv.positions import parse_positions
+
+_REFUSALS: Sequence[Literal["masked", "not_materialized"]] = ("masked", "not_materialized")
 
 
 @dataclass(frozen=True)
@@ -86,28 +88,28 @@ class Residency:
         """Apply a row of `Capture.stores`."""
         group = self.groups[row["group"]]
         request = row["request_id"]
-        stored = [identity for _, identity in self._named(row["stored"], chain)]
-        group.held.update(stored)
-        group.ever.update(stored)
-        self._used.update(dict.fromkeys(stored, row["start"]))
+        stored = self._named(row["stored"], chain)
         if stored:
+            group.held.update(stored)
+            group.ever.update(stored)
+            self._used.update(dict.fromkeys(stored, row["start"]))
             group.stored += len(stored)
             group.peak = max(group.peak, len(group.held))
             occupied = [len(each.held) for each in self.groups]
             if sum(occupied) > sum(self.peak):
                 self.peak = occupied
-        for identity in stored:
-            group.refused.pop(identity, None)
-            group.lost.pop(identity, None)
+            for known in (group.refused, group.lost):
+                for identity in stored if known else ():
+                    known.pop(identity, None)
         if not self.settings.groups[row["group"]].dense:
             self._refuse(row, chain, group)
-            unmade = {position for run in parse_positions(row["wanted"]) for position in run}
-            made = {position for run in parse_positions(row["stored"]) for position in run}
+            unmade = [position for run in parse_positions(row["wanted"]) for position in run]
+            made = [position for run in parse_positions(row["stored"]) for position in run]
             group.unmade.setdefault(request, set()).update(unmade)
-            group.wanted.setdefault(request, set()).update(unmade | made)
+            group.wanted.setdefault(request, set()).update(unmade, made)
         if not self.settings.dense_groups:
             for column in ("stored", "masked", "not_materialized"):
-                self.computed.update(identity for _, identity in self._named(row[column], chain))
+                self.computed.update(self._named(row[column], chain))
 
     def evict(self, row: Mapping[str, Any]) -> None:
         """Apply a row of `Capture.evicts`."""
@@ -217,21 +219,30 @@ class Residency:
         return next(((i + 1) * unit for i in range(top - 1, -1, -1) if member(chain[i])), 0)
 
     def _refuse(self, row: Mapping[str, Any], chain: "array[int]", group: GroupResidency) -> None:
-        for column, state in (("masked", "masked"), ("not_materialized", "not_materialized")):
-            refusal = Refusal(row["request_id"], state, row["chunk_start"], row["chunk_end"])  # type: ignore[arg-type]
-            for _, identity in self._named(row[column], chain):
+        for state in _REFUSALS:
+            if not row[state]:
+                continue
+            refusal = Refusal(row["request_id"], state, row["chunk_start"], row["chunk_end"])
+            for identity in self._named(row[state], chain):
                 known = group.refused.get(identity)
                 # A state that was computed once and refused says more than one that another request never made.
                 if identity not in group.held and not (known and known.state == "masked" and state != "masked"):
                     group.refused[identity] = refusal
 
-    def _named(self, text: str, chain: "array[int]") -> Iterable[tuple[int, int]]:
+    def _named(self, text: str, chain: "array[int]") -> list[int]:
+        """Return the identities of the positions in `text` that are named, in their order."""
         unit = self.settings.hash_block
+        found: list[int] = []
         for run in parse_positions(text):
-            for position in run:
-                index = position // unit - 1
-                if 0 <= index < len(chain) and position % unit == 0 and chain[index] != UNKNOWN:
-                    yield position, chain[index]
+            if run.step % unit and len(run) > 1:
+                on_grid = (position // unit - 1 for position in run if position % unit == 0)
+                found += [chain[index] for index in on_grid if 0 <= index < len(chain)]
+            elif run.start % unit == 0:
+                # All or none of the run are on the grid; the first may be 0, which names nothing.
+                step = max(run.step // unit, 1)
+                first = run.start // unit - 1
+                found += chain[first if first >= 0 else first + step : run[-1] // unit : step]
+        return [identity for identity in found if identity != UNKNOWN] if UNKNOWN in found else found
 
 
 @dataclass(frozen=True)

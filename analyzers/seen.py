@@ -1,6 +1,6 @@
 """Which prefixes have been in a prompt or an answer before, and whose."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class SeenPrefixes:
@@ -39,3 +39,14 @@ class SeenPrefixes:
         if index is not None and self._owner[index] == owner:
             return self._before.get(identity)
         return index
+
+    def find_last(self, identities: Sequence[int], owner: tuple[int, str], mix: int = 0) -> tuple[int, int] | None:
+        """Return place and index of the last of `identities`, each xor `mix`, that another has had; None: none."""
+        latest, owners = self._latest, self._owner
+        for place in range(len(identities) - 1, -1, -1):
+            index = latest.get(identities[place] ^ mix)
+            if index is not None and owners[index] == owner:
+                index = self._before.get(identities[place] ^ mix)
+            if index is not None:
+                return place, index
+        return None

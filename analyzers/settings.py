@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import lcm
 from typing import Any
 
@@ -27,7 +28,7 @@ class Group:
     drops: bool
     fine_grained: bool
 
-    @property
+    @cached_property
     def dense(self) -> bool:
         """Whether the group keeps every block of a prefix."""
         return self.kind in DENSE_KINDS
@@ -67,22 +68,22 @@ class Settings:
     speculative_tokens: int = 0
     num_blocks: int = field(default=0, compare=False)
 
-    @property
+    @cached_property
     def dense_groups(self) -> tuple[Group, ...]:
         """The groups that keep every block of a prefix."""
         return tuple(group for group in self.groups if group.dense)
 
-    @property
+    @cached_property
     def sparse_groups(self) -> tuple[Group, ...]:
         """The groups that keep states at some boundaries only, as far as the lookup asks them."""
         return tuple(self.groups[i] for ids in self.order for i in ids if not self.groups[i].dense)
 
-    @property
+    @cached_property
     def predictable(self) -> bool:
         """Whether the rules of every group that the lookup asks are known."""
         return all(self.groups[i].kind in KNOWN_KINDS for ids in self.order for i in ids)
 
-    @property
+    @cached_property
     def minimum(self) -> int:
         """The shortest prefix that can be cached at all, in tokens."""
         sizes = [self.groups[i].block_size for ids in self.order for i in ids]

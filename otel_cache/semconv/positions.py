@@ -1,6 +1,7 @@
 """Positions as they stand in attributes: "8000,9600" or "1600-11200/1600" (first-last/step)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from otel_cache.errors import RecordError
 
@@ -15,13 +16,15 @@ def format_positions(spans: Sequence[tuple[int, int, int]]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}/{step}" for first, last, step in spans)
 
 
-def parse_positions(text: str) -> Iterator[range]:
-    """Yield the runs of positions in `text` as ranges.
+@lru_cache(maxsize=1 << 14)
+def parse_positions(text: str) -> tuple[range, ...]:
+    """Return the runs of positions in `text` as ranges; the same few texts come again and again.
 
     Raises:
         RecordError: the text is not of the form above.
 
     """
+    runs = []
     for part in filter(None, text.split(",")):
         try:
             bounds, _, step = part.partition("/")
@@ -31,7 +34,8 @@ def parse_positions(text: str) -> Iterator[range]:
             raise RecordError(f"{part!r} is not a position or a run of positions (first-last/step)") from error
         if run.start < 0 or not run:
             raise RecordError(f"{part!r} is a run of positions that goes backwards or below 0")
-        yield run
+        runs.append(run)
+    return tuple(runs)
 
 
 def compress_positions(positions: Iterable[int], step: int) -> list[tuple[int, int, int]]:
