@@ -6,6 +6,7 @@ prompt can hit: no Mamba state is made there, and the first repeat misses.
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -38,7 +39,7 @@ class Sidecar(Program):
     """A sidecar that writes a file and exports.
 
     Attributes:
-        socket: that it listens on; `out`: its file.
+        socket: that it listens on, in a folder of its own; `out`: its file.
 
     """
 
@@ -49,6 +50,11 @@ class Sidecar(Program):
         options = ["--socket", str(socket), "--out", str(self.out), "--endpoint", f"http://{endpoint}"]
         super().__init__([*command, *options], folder, "sidecar", environment)
         self.await_ready(socket.exists)
+
+    def kill(self) -> None:
+        """End it; the folder of its socket goes with it."""
+        super().kill()
+        shutil.rmtree(self.socket.parent, ignore_errors=True)
 
     def status(self) -> Status:
         """Return how it is."""
