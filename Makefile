@@ -67,6 +67,7 @@ dashboards:
 bench:
 	@scripts/setup.sh venv
 	@scripts/setup.sh vllm
+	@scripts/setup.sh bench
 	$(BIN)/python -m benchmarks
 
 lint:

@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh venv            the project and its tools, from uv.lock, in .venv
 #   scripts/setup.sh vllm            vLLM for CPUs in .venv, beside them
+#   scripts/setup.sh bench           the programs that the reading benchmark compares with, in .venv too
 #   scripts/setup.sh lane VERSION    another vLLM in .lanes/VERSION, which shares the dependencies in .venv
 #
 # Downloads are kept in uv's cache, outside of this tree.
@@ -71,6 +72,13 @@ setup_venv() {
     printf '%s\n' "$state" >"$stamp"
 }
 
+setup_bench() {
+    local uv
+    if .venv/bin/python -c 'import duckdb, tracelift' 2>/dev/null; then return; fi
+    uv=$(find_uv)
+    "$uv" sync --frozen --inexact --group bench --python .venv/bin/python || die "the peers cannot be installed: see above"
+}
+
 setup_vllm() {
     local stamp=.venv/.otel-cache-vllm-$VLLM overrides uv
     if [ -f "$stamp" ]; then return; fi
@@ -102,6 +110,7 @@ setup_lane() {
 case "${1:-}" in
     venv) setup_venv ;;
     vllm) setup_vllm ;;
+    bench) setup_bench ;;
     lane) setup_lane "${2:?usage: scripts/setup.sh lane VERSION}" ;;
-    *) die "usage: scripts/setup.sh venv | vllm | lane VERSION" ;;
+    *) die "usage: scripts/setup.sh venv | vllm | bench | lane VERSION" ;;
 esac
