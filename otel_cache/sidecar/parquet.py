@@ -11,7 +11,8 @@ of its own. The Parquet file has one row per span, compressed with zstd:
     start, end      i64, nanoseconds since the epoch
     resource        str, JSON object: attribute name to value
     attributes      str, JSON object: attribute name to value
-    links           str, JSON array of {"trace_id": ..., "span_id": ...}
+    trace_state     str, "" for none
+    links           str, JSON array of {"trace_id": ..., "span_id": ..., "attributes": {...}}, without empty ones
     scope           str, name of the instrumentation scope
 
 In the JSON objects a value is a string, a number, a boolean or an array of one of them; integers are exact.
@@ -38,9 +39,10 @@ PART_SUFFIX = ".part.jsonl"
 ROWS = 10_000
 """Spans that are converted at a time: what bounds the memory."""
 _COLUMNS = (
-    "trace_id", "span_id", "parent_span_id", "name", "kind", "start", "end", "resource", "attributes", "links", "scope",
+    "trace_id", "span_id", "parent_span_id", "name", "kind", "start", "end", "resource", "attributes",
+    "trace_state", "links", "scope",
 )  # fmt: skip
-_Row = tuple[str, str, str, str, int, int, int, str, str, str, str]
+_Row = tuple[str, str, str, str, int, int, int, str, str, str, str, str]
 
 
 class ParquetWriter:
@@ -148,12 +150,19 @@ def _rows(parsed: dict[str, Any]) -> Iterator[_Row]:
         for scope_spans in resource_spans["scopeSpans"]:
             scope = scope_spans["scope"]["name"]
             for span in scope_spans["spans"]:
-                links = [{"trace_id": link["traceId"], "span_id": link["spanId"]} for link in span.get("links", ())]
+                links = [_link(link) for link in span.get("links", ())]
                 yield (
                     span["traceId"], span["spanId"], span.get("parentSpanId", ""), span["name"], span["kind"],
                     int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"]), resource,
-                    _object(span["attributes"]), _json(links), scope,
+                    _object(span["attributes"]), span.get("traceState", ""), _json(links), scope,
                 )  # fmt: skip
+
+
+def _link(link: dict[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = {"trace_id": link["traceId"], "span_id": link["spanId"]}
+    if link.get("attributes"):
+        plain["attributes"] = {each["key"]: _plain(each["value"]) for each in link["attributes"]}
+    return plain
 
 
 def _object(attributes: list[dict[str, Any]]) -> str:

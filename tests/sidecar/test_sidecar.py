@@ -1,5 +1,6 @@
 """The sidecar as a process: what arrives by its socket is in its file."""
 
+import json
 import os
 import socket
 import stat
@@ -14,7 +15,7 @@ from otel_cache.records import MAX_FRAME_BYTES, Batch, encode_frame
 from otel_cache.semconv import names
 from otel_cache.sidecar.__main__ import INCOMPLETE
 from otel_cache.sidecar.launch import start_child
-from otel_cache.sidecar.parquet import PART_SUFFIX
+from otel_cache.sidecar.parquet import PART_SUFFIX, convert
 
 from .support import SPANS, Peer, hello, lookup, named, read_lines, replica, step, wait_until, whole_request
 
@@ -132,8 +133,8 @@ def test_parquet(start, socket_path, tmp_path):
 
     frame = pl.read_parquet(out)
     assert frame.columns == [
-        "trace_id", "span_id", "parent_span_id", "name", "kind", "start", "end", "resource", "attributes", "links",
-        "scope",
+        "trace_id", "span_id", "parent_span_id", "name", "kind", "start", "end", "resource", "attributes",
+        "trace_state", "links", "scope",
     ]  # fmt: skip
     assert frame.select("trace_id", "span_id", "parent_span_id", "name", "start", "end").rows() == [
         (span.trace_id, span.span_id, span.parent, span.name, span.start, span.end) for span in lines
@@ -141,6 +142,28 @@ def test_parquet(start, socket_path, tmp_path):
     assert pl.Series(frame["attributes"]).str.json_decode(pl.Struct({names.REQUEST_ID: pl.String})).len() == len(lines)
     assert not part.exists()
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
+
+
+def test_parquet_keeps_what_links_and_callers_say(tmp_path):
+    span = {
+        "traceId": "1" * 32, "spanId": "2" * 16, "traceState": "vendor=1", "name": "n", "kind": 1,
+        "startTimeUnixNano": "1", "endTimeUnixNano": "2", "attributes": [],
+        "links": [
+            {"traceId": "3" * 32, "spanId": "4" * 16,
+             "attributes": [{"key": names.LINK_REASON, "value": {"stringValue": "store"}}]},
+            {"traceId": "5" * 32, "spanId": "6" * 16},
+        ],
+    }  # fmt: skip
+    scope = {"scope": {"name": "otel_cache"}, "spans": [span]}
+    lines, out = tmp_path / "lines", tmp_path / "out"
+    lines.write_text(json.dumps({"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [scope]}]}) + "\n")
+    convert(str(lines), str(out))
+    (row,) = pl.read_parquet(out).rows(named=True)
+    assert row["trace_state"] == "vendor=1"
+    assert json.loads(row["links"]) == [
+        {"trace_id": "3" * 32, "span_id": "4" * 16, "attributes": {names.LINK_REASON: "store"}},
+        {"trace_id": "5" * 32, "span_id": "6" * 16},
+    ]
 
 
 def test_an_empty_parquet_capture_is_a_file(start, tmp_path):
