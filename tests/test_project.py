@@ -7,19 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from vllm_versions import ENGINES, INSTALLED, LANES
 
 ROOT = Path(__file__).parents[1]
 
 
 def normalized(requirement: str) -> str:
-    """Return a requirement as the lock writes it, in one string without spaces."""
-    return requirement.replace(" ", "").lower()
+    """Return a requirement in one form: the name as indexes write it, and its marker."""
+    parsed = Requirement(requirement)
+    return f"{canonicalize_name(parsed.name)}{parsed.specifier};{parsed.marker or ''}"
 
 
 def locked(entry: dict[str, Any]) -> str:
     """Return the requirement that an entry of the lock's metadata stands for."""
-    return normalized(entry["name"] + entry.get("specifier", ""))
+    # The lock says of an optional one which extra it is of, and names a version of Python in full.
+    marker = re.sub(r"(?: and )?extra == '[^']*'", "", entry.get("marker", ""))
+    marker = marker.replace("python_full_version", "python_version")
+    return normalized(entry["name"] + entry.get("specifier", "") + (f"; {marker}" if marker else ""))
 
 
 def test_lock_is_in_step() -> None:
