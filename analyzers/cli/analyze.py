@@ -55,8 +55,8 @@ def command(
 ) -> None:
     """Say of every prompt token in a capture whether it came from the prefix cache and, if not, why.
 
-    PATH is a file of OTLP JSON lines or the sidecar's Parquet, a folder of such files, a pattern in quotes, or - for
-    stdin. Several are read as one capture.
+    PATH is a capture in any form (docs/captures.md), a folder of them, a pattern in quotes, or - for stdin. Several are
+    read as one capture.
 
     \b
     Example:

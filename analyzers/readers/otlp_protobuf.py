@@ -24,7 +24,7 @@ from otel_cache.package import SCOPE
 from otel_cache.semconv.types import SPAN_TYPES
 
 TELLING = tuple(name.decode() for name in otlp_json.TELLING)
-PLAIN_RECORDS = 16
+PLAIN_RECORDS = 64
 """So many messages are decoded at a time: more would not fit into the processor's cache as objects."""
 
 _key = attrgetter("key")
