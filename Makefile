@@ -33,12 +33,13 @@ demo:
 	@$(BIN)/otel-cache lab run model_case --vllm .lanes/0.28.0 --out build/demo/spans.jsonl
 	@$(BIN)/otel-cache analyze build/demo/spans.jsonl
 
+# Much of a test's time it waits for a process to start; a file's tests share what they start.
 test: setup lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 3 --dist loadfile
 
 test-fast:
 	@scripts/setup.sh venv
-	$(BIN)/pytest --without-vllm
+	$(BIN)/pytest -n 3 --dist loadfile --without-vllm
 
 backends:
 	@scripts/setup.sh venv

@@ -16,8 +16,6 @@ FILES = {"mooncake": TRACE, "vectors": VECTORS}
 
 # Without its bytecode cache every import of vLLM takes a minute instead of seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-_left_out = 0
-_without_file: dict[str, int] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,27 +43,25 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what needs a trace that is not there, and what needs vLLM where that was asked for."""
-    global _left_out
     for marker, variable in FILES.items():
         needing = [item for item in items if item.get_closest_marker(marker)]
         if needing and not os.environ.get(variable):
-            _without_file[variable] = len(needing)
             items[:] = [item for item in items if not item.get_closest_marker(marker)]
             config.hook.pytest_deselected(items=needing)
     if not config.getoption(WITHOUT):
         return
     left_out = [item for item in items if item.get_closest_marker("vllm")]
-    _left_out = len(left_out)
     items[:] = [item for item in items if not item.get_closest_marker("vllm")]
     config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say that a run without vLLM, or without the trace, is not the whole."""
-    for variable, count in _without_file.items():
-        terminalreporter.write_line(f"{count} tests were left out: {variable} names no file")
+    for marker, variable in FILES.items():
+        if not os.environ.get(variable):
+            terminalreporter.write_line(f"tests marked {marker!r} were left out: {variable} names no file")
     if config.getoption(WITHOUT):
-        terminalreporter.write_line(f"{_left_out} tests that run the real vLLM were left out by {WITHOUT}")
+        terminalreporter.write_line(f"tests that run the real vLLM were left out by {WITHOUT}")
 
 
 class Labs(Mapping[str, LabWorker]):
