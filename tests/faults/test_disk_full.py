@@ -76,14 +76,15 @@ def test_the_spool(start, socket_path, folder, small_disk, collector, monkeypatc
     wait_until(lambda: query_status(socket_path).spans_spooled)
     load(peer, 50, 600)
     wait_until(lambda: query_status(socket_path).spans_built == 650 * SPANS, 30)
-    lost = query_status(socket_path).spans_lost
     collector.start()
     wait_until(lambda: query_status(socket_path).spans_waiting == 0, 30)
     load(peer, 650, 10)
     wait_until(lambda: query_status(socket_path).spans_built == 660 * SPANS)
+    lost = query_status(socket_path).spans_lost
     sidecar.stop()
 
     written, arrived = read_capture(out), read_requests(collector.requests)
+    assert lost > 0
     assert len(written) == 660 * SPANS
     assert len({span.span_id for span in arrived}) == len(arrived) == len(written) - lost
     told = sum(span.attributes.get(names.EXPORT_DROPPED, 0) for span in arrived)
