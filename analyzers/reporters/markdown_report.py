@@ -4,15 +4,7 @@ from analyzers.model import Analysis, Finding
 from analyzers.reporters.boundaries import HEADER, state_rows
 from analyzers.reporters.layout import count, duration, percent, sentence
 from analyzers.reporters.markdown import escape, markdown_table
-from analyzers.reporters.selection import (
-    Lookups,
-    avoidable,
-    brought,
-    by_design,
-    ordered,
-    select_lookups,
-    uncertain,
-)
+from analyzers.reporters.selection import Lookups, heaps, ordered, select_lookups
 
 MAX_ROWS = 50
 
@@ -42,17 +34,11 @@ def render(analysis: Analysis, lookups: Lookups = "losing", top: int = 3) -> str
 
 
 def _heaps(analysis: Analysis) -> str:
-    prompt, lost = analysis.prompt_tokens, analysis.lost
+    prompt = analysis.prompt_tokens
     rows = [("served from cache", analysis.hit_tokens)]
-    for title, losses in (
-        ("brought by a connector", brought(lost)),
-        ("lost by design", by_design(lost)),
-        ("avoidable", avoidable(lost)),
-        ("not accounted for", uncertain(lost)),
-    ):
-        if any(losses.values()) or title == "avoidable":
-            rows.append((title, sum(losses.values())))
-            rows += [(f"- {cls}", tokens) for cls, tokens in ordered(losses)]
+    for title, classes in heaps(analysis.lost):
+        rows.append((title, sum(tokens for _, tokens in classes)))
+        rows += [(f"- {cls}", tokens) for cls, tokens in classes]
     cells = ((title, f"{tokens:,}", percent(tokens, prompt)) for title, tokens in rows)
     return markdown_table((f"of {count(prompt, 'prompt token')}", "tokens", "share"), cells, "<>>")
 

@@ -48,3 +48,14 @@ def doubtful(lookup: LookupResult) -> bool:
 def ordered(lost: Mapping[str, int]) -> list[tuple[str, int]]:
     """Return losses in the order of the ladder, those without a token left out."""
     return [(name, lost[name]) for name in (*CLASSES, *sorted(set(lost) - set(CLASSES))) if lost.get(name)]
+
+
+def heaps(lost: Mapping[str, int]) -> list[tuple[str, list[tuple[str, int]]]]:
+    """Return title and classes of each heap that lost tokens fall into; those without a token only if avoidable."""
+    found = (
+        ("brought by a connector", brought(lost)),
+        ("lost by design", by_design(lost)),
+        ("avoidable", avoidable(lost)),
+        ("not accounted for", uncertain(lost)),
+    )
+    return [(title, ordered(losses)) for title, losses in found if any(losses.values()) or title == "avoidable"]

@@ -5,17 +5,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from analyzers.model import Analysis, LookupResult, Sequence_
+from analyzers.reporters import selection
 from analyzers.reporters.boundaries import HEADER, state_rows
 from analyzers.reporters.html.bars import marks, segments
-from analyzers.reporters.selection import (
-    Lookups,
-    avoidable,
-    brought,
-    by_design,
-    ordered,
-    select_lookups,
-    uncertain,
-)
+from analyzers.reporters.selection import Lookups, avoidable, ordered, select_lookups
 
 MAX_ROWS = 2_000
 MAX_DETAILS = 300
@@ -48,16 +41,9 @@ def choose(analysis: Analysis, lookups: Lookups) -> Chosen:
 
 def heaps(analysis: Analysis) -> list[dict[str, Any]]:
     """Return the heaps that the prompts' tokens fall into, with the classes of each."""
-    lost = analysis.lost
-    rows = [{"title": "served from cache", "tokens": analysis.hit_tokens, "classes": []}]
-    for title, losses in (
-        ("brought by a connector", brought(lost)),
-        ("lost by design", by_design(lost)),
-        ("avoidable", avoidable(lost)),
-        ("not accounted for", uncertain(lost)),
-    ):
-        if any(losses.values()) or title == "avoidable":
-            rows.append({"title": title, "tokens": sum(losses.values()), "classes": list(losses.items())})
+    rows: list[dict[str, Any]] = [{"title": "served from cache", "tokens": analysis.hit_tokens, "classes": []}]
+    for title, classes in selection.heaps(analysis.lost):
+        rows.append({"title": title, "tokens": sum(tokens for _, tokens in classes), "classes": classes})
     return rows
 
 
