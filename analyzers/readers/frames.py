@@ -102,26 +102,26 @@ class CaptureBuilder:
         return self._capture({name: _rows(name, clean, others) for name in TABLES})
 
     def _exact(self, name: str, spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return the rows of spans that are not plainly right, and those that can be used; count the others."""
+        """Return the rows of spans that are not plainly right, and every copy that can be used; count the others."""
         table = TABLES[name]
         found: list[rows.Row] = []
-        used: dict[bytes, tuple[Any, ...]] = {}
+        used: list[tuple[Any, ...]] = []
+        seen: set[bytes] = set()
         for row in spans.iter_rows(named=True):
             try:
                 span = _flat(name, row)
-                if span.identity in used:
-                    self._tally.duplicates += 1
-                    continue
-                of_span = table.exact(span)
+                # A copy gives no rows, but is told by what way it came.
+                of_span = [] if span.identity in seen else table.exact(span)
                 dropped = [integer_or(span.attributes, each, 0) for each in DROPPED]
             except SpanError as error:
                 self._tally.skip(BAD_SPAN, f"{self._inputs[row[_INPUT]]} {row['line']}", f"{name} skipped: {error}")
                 continue
             found += of_span
-            used[span.identity] = (span.life, span.start, span.trace_id, span.span_id, *dropped)
+            seen.add(span.identity)
+            used.append((span.life, span.start, span.trace_id, span.span_id, *dropped))
         return (
             pl.DataFrame(found, schema=table.schema, orient="row"),
-            pl.DataFrame(list(used.values()), schema=_KEPT, orient="row"),
+            pl.DataFrame(used, schema=_KEPT, orient="row"),
         )
 
     def _once(

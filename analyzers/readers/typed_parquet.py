@@ -18,7 +18,7 @@ be read and points of vLLM's counters are in the file's metadata.
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -159,11 +159,11 @@ def read(source: Source, label: str) -> Iterator[Batch]:
         names = list(notes.columns) if notes.columns else _names(rows.filter(ours))
         wanted = {name: notes.columns.get(name, list(present)) for name in names if name != _FOREIGN_PART}
         frames = [
-            rows.filter(pl.col("name") == name, ours).select(line, *(each for each in columns if each in present))
+            rows.filter(pl.col("name") == name, ours).select(line, *_present({*_HEAD, *columns}, present))
             for name, columns in wanted.items()
         ]
         foreign = rows.filter(~ours | ours.is_null())
-        *found, others = pl.collect_all([*frames, foreign.select(*(name for name in _HEAD if name in present), MORE)])
+        *found, others = pl.collect_all([*frames, foreign.select(*_HEAD, MORE)])
     except _BROKEN as error:
         reason = shorten(str(error).splitlines()[0] if str(error) else type(error).__name__)
         raise CaptureError(f"{label}: damaged Parquet ({reason}); convert the capture anew") from error
@@ -195,6 +195,10 @@ def _notes(source: Source) -> _Notes:
 def _names(rows: pl.LazyFrame) -> list[str]:
     found: list[str] = rows.select(pl.col("name").unique()).collect()["name"].drop_nulls().to_list()
     return found
+
+
+def _present(wanted: Collection[str], present: Iterable[str]) -> list[str]:
+    return [name for name in present if name in wanted]
 
 
 def _flat(spans: pl.DataFrame) -> Iterator[FlatSpan]:

@@ -230,3 +230,13 @@ def test_what_sampling_kept_back_is_counted_apart(tmp_path: Path) -> None:
     line = otlp.line(otlp.resource(), [otlp.lookup(1, 1, SAMPLING_DROPPED=3), otlp.step(2, 2, EXPORT_DROPPED=2)])
     capture = read(tmp_path, line, line)
     assert (capture.sampled_spans, capture.unexported_spans) == (3, 2)
+
+
+@pytest.mark.parametrize("sampled_first", [True, False])
+def test_a_sampled_copy_beside_the_evidence_makes_no_life_sampled(tmp_path: Path, sampled_first: bool) -> None:
+    """Spans of every kind, those among them that are no plain rows and are read one by one."""
+    kept = otlp.line(otlp.resource(**{names.COLLECTOR_SAMPLER: "10 %"}), SPANS)
+    assert read(tmp_path, kept).lives[0].attributes[names.COLLECTOR_SAMPLER] == "10 %"
+    whole = otlp.line(otlp.resource(), SPANS)
+    both = read(tmp_path, *((kept, whole) if sampled_first else (whole, kept)))
+    assert_same(both, read(tmp_path, whole))
