@@ -1,8 +1,9 @@
 """Lines of a text report: columns, wrapping, numbers. No line is longer than its width, whatever is put into it."""
 
 import textwrap
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 GAP = 2
 INDENT = "  "
@@ -27,6 +28,34 @@ def duration(seconds: tuple[float, float]) -> str:
     )
     first, last = f"{low / size:.1f}", f"{high / size:.1f}"
     return f"{last} {unit}" if first == last else f"{first} to {last} {unit}"
+
+
+def figures(evidence: Mapping[str, Any]) -> str:
+    """Write what a finding rests on, for a reader: whole numbers in thousands, ranges of seconds in their unit."""
+    return "; ".join(f"{_name(key)}: {_figure(key, value)}" for key, value in evidence.items())
+
+
+def _name(key: str) -> str:
+    return key.replace("_seconds", "").replace("_", " ")
+
+
+def _figure(key: str, value: Any) -> str:
+    if value is None:
+        return "not known"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        if "seconds" in key and len(value) == 2:
+            return duration((value[0], value[1]))
+        return ", ".join(_figure(key, each) for each in value) or "none"
+    if isinstance(value, Mapping):
+        names = {name: "not known" if name in ("", None) else name for name in value}
+        return ", ".join(f"{names[name]} ({_figure(key, each)})" for name, each in value.items()) or "none"
+    if key in ("begin", "end") and isinstance(value, int):
+        return f"{datetime.fromtimestamp(value / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def printable(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from analyzers.model import Analysis, Finding
 from analyzers.reporters.boundaries import HEADER, state_rows
-from analyzers.reporters.layout import count, duration, percent, sentence
+from analyzers.reporters.layout import count, duration, figures, percent, sentence
 from analyzers.reporters.markdown import escape, markdown_table
 from analyzers.reporters.selection import Lookups, heaps, ordered, select_lookups
 
@@ -69,6 +69,8 @@ def _finding(number: int, finding: Finding, analysis: Analysis) -> str:
         lines.append(f"- seen at: {escape(where)}")
     if finding.cause:
         lines.append(f"- cause: {escape(finding.cause)}")
+    if lookup is None and finding.evidence:
+        lines.append(f"- evidence: {escape(figures(finding.evidence))}")
     lines.append(f"- fix: {escape(finding.fix)}")
     if finding.tokens_lost:
         seconds = f", {duration(finding.seconds_lost)} of prefill" if finding.seconds_lost else ""

@@ -8,6 +8,7 @@ from analyzers.reporters.layout import (
     INDENT,
     count,
     duration,
+    figures,
     percent,
     printable,
     sentence,
@@ -174,7 +175,7 @@ def _finding(number: int, finding: Finding, analysis: Analysis, width: int, pain
         if lookup.needed_boundary and finding.tokens_lost:
             lines += boundary_table(lookup, width, INDENT * 2)
     else:
-        lines += _field("Evidence", "; ".join(f"{key}: {finding.evidence[key]}" for key in finding.evidence), width)
+        lines += _field("Evidence", figures(finding.evidence), width)
     lines += _field("Fix", finding.fix, width)
     if finding.tokens_lost or finding.seconds_lost:
         lost = count(finding.tokens_lost, "token")

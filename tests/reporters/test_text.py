@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from analyzers.model import Analysis
 from analyzers.reporters import text
-from analyzers.reporters.layout import shorten
+from analyzers.reporters.layout import figures, shorten
 from analyzers.reporters.selection import Lookups
 from tests.reporters.example import ANALYSIS, COLD, EMPTY, REPEAT, analyses
 
@@ -157,3 +157,16 @@ def test_an_identifier_keeps_its_ends(identifier: str, width: int) -> None:
     assert len(short) <= width
     if len(identifier) <= width and identifier.isprintable() and " " not in identifier:
         assert short == identifier
+
+
+def test_figures_of_a_finding_are_for_readers() -> None:
+    """Seconds in their unit, no digit that says nothing, names in words."""
+    evidence = {
+        "method": "mtp", "drafted": 12000, "prefill_seconds": (0.0123456789, 0.0987654321),
+        "decode_seconds_saved": None,
+        "pool_share": 0.123456789, "of_groups": {0: 1200}, "drafter": False, "begin": 1_700_000_000_000_000_000,
+    }  # fmt: skip
+    assert figures(evidence) == (
+        "method: mtp; drafted: 12,000; prefill: 12.3 to 98.8 ms; decode saved: not known; pool share: 0.123; "
+        "of groups: 0 (1,200); drafter: no; begin: 2023-11-14 22:13:20 UTC"
+    )

@@ -9,7 +9,7 @@ from plotly.offline import get_plotlyjs
 from analyzers.model import CLASSES, Analysis
 from analyzers.reporters.html import charts, views
 from analyzers.reporters.html.bars import COLORS, HIT
-from analyzers.reporters.layout import count, duration, percent, sentence
+from analyzers.reporters.layout import count, duration, figures, percent, sentence
 from analyzers.reporters.selection import Lookups
 
 
@@ -22,7 +22,7 @@ def render(analysis: Analysis, lookups: Lookups = "all") -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(tokens=_tokens, count=count, duration=duration, sentence=sentence)
+    environment.filters.update(tokens=_tokens, count=count, duration=duration, figures=figures, sentence=sentence)
     environment.globals["percent"] = percent
     chosen = views.choose(analysis, lookups)
     return environment.get_template("report.html.jinja").render(_context(analysis, chosen))
