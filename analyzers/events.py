@@ -61,6 +61,7 @@ class Holes:
 
     Attributes:
         missing: records and spans that are known to be missing.
+        any: some life has a hole.
         kept_back: of these, spans of lives that a collector thinned: it does not count what it keeps back.
         thinned: all that is known of some life has been through a sampler. What that kept back need not leave a hole:
             it may be the newest of a life, or a life as a whole.
@@ -89,6 +90,7 @@ class Holes:
             self.kept_back += absent if names.COLLECTOR_SAMPLER in samplers[life] else 0
             self._gaps[life] = gaps(known)
             self._ever[life] |= bool(self._gaps[life])
+        self.any = any(self._ever)
 
     def pass_by(self, event: Event) -> None:
         """Note the holes of a life up to `event`."""

@@ -1,18 +1,47 @@
 """The hit that vLLM's lookup would return over given states: each group's finder, and how the groups agree.
 
 These are the rules of vLLM's `find_longest_cache_hit` (`single_type_kv_cache_manager.py`,
-`kv_cache_coordinator.py`), restated over a predicate. All lengths in tokens; `holds(position)` says whether every
+`kv_cache_coordinator.py`), restated over positions. All lengths in tokens; `holds(position)` says whether every
 group of the set has a key for the prefix that ends at `position`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import lcm
 from typing import NamedTuple
 
 from analyzers.settings import Group, Settings
 from otel_cache.semconv import names
 
-Holds = Callable[[int], bool]
 HoldsOf = Callable[[Group, int], bool]
+PositionsOf = Callable[[Sequence[Group]], "Positions"]
+"""Gives the positions at which all of some groups have a key."""
+
+
+class Positions:
+    """The positions at which groups have a key, by a predicate; others know faster ways."""
+
+    def __init__(self, holds: Callable[[int], bool]) -> None:
+        self._holds = holds
+
+    def __call__(self, position: int) -> bool:
+        """Whether there is a key at `position`."""
+        return self._holds(position)
+
+    def leading(self, block: int, limit: int) -> int:
+        """Return the end of the last block, at most `limit`, up to which each block from the start has a key."""
+        length = 0
+        while length + block <= limit and self(length + block):
+            length += block
+        return length
+
+    def last(self, step: int, limit: int) -> int:
+        """Return the last multiple of `step`, at most `limit`, that has a key; 0: there is none."""
+        return next((position for position in range(limit // step * step, 0, -step) if self(position)), 0)
+
+
+def each_of(holds: HoldsOf) -> PositionsOf:
+    """Return the positions of groups by a predicate."""
+    return lambda groups: Positions(lambda position: all(holds(group, position) for group in groups))
 
 
 class Found(NamedTuple):
@@ -29,7 +58,7 @@ class Agreed(NamedTuple):
     longest: int
 
 
-def find(group: Group, holds: Holds, limit: int, drop: bool, alignment: int) -> Found:
+def find(group: Group, holds: Positions, limit: int, drop: bool, alignment: int) -> Found:
     """Return the longest hit of one kind of group that ends at or below `limit`."""
     if group.kind == names.KIND_MAMBA:
         return _find_mamba(group, holds, limit, alignment)
@@ -40,11 +69,9 @@ def find(group: Group, holds: Holds, limit: int, drop: bool, alignment: int) -> 
     return _find_full(group, holds, limit, drop, alignment)
 
 
-def _find_full(group: Group, holds: Holds, limit: int, drop: bool, alignment: int) -> Found:
+def _find_full(group: Group, holds: Positions, limit: int, drop: bool, alignment: int) -> Found:
     block = group.block_size
-    length = 0
-    while length + block <= limit and holds(length + block):
-        length += block
+    length = holds.leading(block, limit)
     if _inside_blocks(block, alignment):
         top = min(length + block - alignment, limit // alignment * alignment)
         length = next((p for p in range(top, length, -alignment) if holds(p)), length)
@@ -54,16 +81,14 @@ def _find_full(group: Group, holds: Holds, limit: int, drop: bool, alignment: in
     return Found(length, hit - hit % alignment)
 
 
-def _find_mamba(group: Group, holds: Holds, limit: int, alignment: int) -> Found:
+def _find_mamba(group: Group, holds: Positions, limit: int, alignment: int) -> Found:
     block = group.block_size
-    step = alignment if _inside_blocks(block, alignment) else block
-    for position in range(limit // step * step, 0, -step):
-        if (step == alignment or position % alignment == 0) and holds(position):
-            return Found(position, position)
-    return Found(0, 0)
+    step = alignment if _inside_blocks(block, alignment) else lcm(block, alignment)
+    position = holds.last(step, limit)
+    return Found(position, position)
 
 
-def _find_window(group: Group, holds: Holds, limit: int, drop: bool, alignment: int) -> Found:
+def _find_window(group: Group, holds: Positions, limit: int, drop: bool, alignment: int) -> Found:
     block = group.block_size
     need = window_blocks(group, drop)
     run = 0
@@ -83,7 +108,7 @@ def _find_window(group: Group, holds: Holds, limit: int, drop: bool, alignment: 
     return Found(matched * block, hit * block)
 
 
-def _find_chunked(group: Group, holds: Holds, limit: int) -> Found:
+def _find_chunked(group: Group, holds: Positions, limit: int) -> Found:
     block = group.block_size
     length = limit // group.window * group.window // block * block
     while length + block <= limit and holds(length + block):
@@ -121,17 +146,17 @@ def required_positions(group: Group, boundary: int) -> list[int]:
     return list(range(block, boundary + 1, block))
 
 
-def agree(settings: Settings, holds: HoldsOf, limit: int, hashed: int, drop: bool = True) -> int:
+def agree(settings: Settings, held: PositionsOf, limit: int, hashed: int, drop: bool = True) -> int:
     """Return the hit on which all groups agree: that of `agreement`, which has the same arguments."""
-    return agreement(settings, holds, limit, hashed, drop).hit
+    return agreement(settings, held, limit, hashed, drop).hit
 
 
-def agreement(settings: Settings, holds: HoldsOf, limit: int, hashed: int, drop: bool = True) -> Agreed:
+def agreement(settings: Settings, held: PositionsOf, limit: int, hashed: int, drop: bool = True) -> Agreed:
     """Return the hit on which all groups agree, and the longest that a group had on the way there.
 
     Args:
         settings: the replica's.
-        holds: whether a group has a key for the prefix that ends at a position.
+        held: the positions at which groups have a key for the prefix that ends there.
         limit: the longest hit allowed, usually the prompt without its last token.
         hashed: the last position that the request has a key for.
         drop: False leaves out what speculation drops.
@@ -139,7 +164,7 @@ def agreement(settings: Settings, holds: HoldsOf, limit: int, hashed: int, drop:
     """
     if len(settings.groups) == 1:
         group = settings.groups[0]
-        alone = find(group, lambda p: holds(group, p), limit, drop and group.drops, group.block_size).hit
+        alone = find(group, held((group,)), limit, drop and group.drops, group.block_size).hit
         return Agreed(alone, alone)
     simple = len(settings.order) == 2 and settings.groups[settings.order[0][0]].dense
     hit, longest = limit, 0
@@ -157,7 +182,8 @@ def agreement(settings: Settings, holds: HoldsOf, limit: int, hashed: int, drop:
             if to_drop and group.drops:
                 beyond = hashed if settings.block_beyond else limit
                 asked = min(current + drop_unit(settings, group), beyond)
-            found = find(group, _all_hold(settings, ids, holds), asked, to_drop and group.drops, settings.alignment).hit
+            together = held([settings.groups[i] for i in ids])
+            found = find(group, together, asked, to_drop and group.drops, settings.alignment).hit
             if to_drop:
                 verified.add(index)
             elif found < current:
@@ -173,7 +199,7 @@ def agreement(settings: Settings, holds: HoldsOf, limit: int, hashed: int, drop:
             return Agreed(hit, longest)
 
 
-def furthest(settings: Settings, holds: HoldsOf, limit: int, hashed: int) -> int:
+def furthest(settings: Settings, held: PositionsOf, limit: int, hashed: int) -> int:
     """Return the longest hit of a kind of group alone: the hit where a KV connector brings what the others lack.
 
     It is that of the attention groups, except that vLLM 0.26 lets a state of a sparse group count that lies further on.
@@ -185,7 +211,8 @@ def furthest(settings: Settings, holds: HoldsOf, limit: int, hashed: int) -> int
         asked = limit
         if settings.block_beyond and group.drops:
             asked = min(limit + drop_unit(settings, group), hashed)
-        hits.append(find(group, _all_hold(settings, ids, holds), asked, group.drops, settings.alignment).hit)
+        together = held([settings.groups[i] for i in ids])
+        hits.append(find(group, together, asked, group.drops, settings.alignment).hit)
     return max(hits)
 
 
@@ -193,8 +220,3 @@ def drop_unit(settings: Settings, group: Group) -> int:
     """Return what a group that drops for speculation looks beyond a hit and then gives up, in tokens."""
     fine = settings.partial_hits and group.fine_grained and group.block_size > settings.hash_block
     return settings.hash_block if fine else group.block_size
-
-
-def _all_hold(settings: Settings, ids: tuple[int, ...], holds: HoldsOf) -> Holds:
-    groups = [settings.groups[i] for i in ids]
-    return lambda position: all(holds(group, position) for group in groups)

@@ -5,29 +5,28 @@ and the classes always add up to the prompt. Every boundary is predicted from wh
 the prompts and the settings; the lookup's own result is compared at the end only.
 """
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from analyzers import model
-from analyzers.finders import agree, drop_unit, find, furthest
+from analyzers.finders import Positions, PositionsOf, agree, drop_unit, each_of, find, furthest
+from analyzers.fleet_views import FleetViews
 from analyzers.missing import Missing, find_missing, state_class
 from analyzers.prompts import Prompt
-from analyzers.residency import Loss, Residency, View
+from analyzers.residency import Loss, Residency
 from analyzers.settings import Group, Settings
+from analyzers.views import View
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """How much of a prompt earlier requests had: under the same key, and whatever the key. Tokens."""
 
     same_key: int
     any_key: int
 
 
-@dataclass(frozen=True)
-class Coming:
+class Coming(NamedTuple):
     """How far (tokens) a request that was at work registered a prompt afterwards, when (ns), and which request."""
 
     reached: int
@@ -35,14 +34,13 @@ class Coming:
     producer: str = ""
 
 
-@dataclass(frozen=True)
-class Scene:
+class Scene(NamedTuple):
     """What is known at a lookup.
 
     Attributes:
         limit: the longest hit that vLLM allowed, tokens.
         seen: what earlier requests had of the prompt.
-        here: the replica's cache at the lookup.
+        here: the prompt against the replica's cache at the lookup.
         fleet: all caches that could have held the prompt, `here` included, each with the prompt as it names it.
         coming: takes a position (tokens); how far beyond it producers at work registered the prompt afterwards.
         completed: a KV connector brings what a group lacks at the furthest hit of another.
@@ -53,25 +51,24 @@ class Scene:
 
     limit: int
     seen: Seen
-    here: Residency
-    fleet: Sequence[View]
+    here: View
+    fleet: FleetViews
     coming: Callable[[int], Coming]
     completed: bool = False
     holes_elsewhere: bool = False
     holes_later: bool = False
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """Tokens from `lower` to `upper` that were lost to `cls`, and what says so."""
 
     cls: str
     upper: int
     lower: int
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = {}
 
 
-@dataclass
+@dataclass(slots=True)
 class Explained:
     """The ladder of one lookup: its steps lead from the prompt down to the predicted hit.
 
@@ -98,6 +95,8 @@ class Explained:
 class _Walk:
     """The way down: where it has got to, and the steps so far."""
 
+    __slots__ = ("at", "reasons", "steps")
+
     def __init__(self, top: int) -> None:
         self.at = top
         self.steps: list[Step] = []
@@ -111,8 +110,8 @@ class _Walk:
 
 def explain(prompt: Prompt, scene: Scene) -> Explained:
     """Walk down the ladder for `prompt`."""
-    here, chain, limit = scene.here, prompt.chain, scene.limit
-    settings = here.settings
+    here, limit = scene.here, scene.limit
+    settings = here.residency.settings
     walk = _Walk(prompt.tokens)
     walk.down(model.COLD, max(scene.seen.any_key, scene.seen.same_key))
     walk.down(model.KEY_DIFFERENCE, scene.seen.same_key)
@@ -122,24 +121,17 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
         walk.down(model.ALIGNMENT, 0)
     walk.down(model.TAIL, grid)
 
-    hashed = len(chain) * settings.hash_block
-    once = here.dense_prefix(chain, walk.at, ever=True)
-    _registration(walk, scene)
+    hashed = len(prompt.chain) * settings.hash_block
+    once = here.prefix(walk.at, ever=True)
+    _registration(walk, scene, once)
     registered = walk.at
-    local = here.dense_prefix(chain, walk.at)
-
-    def holds(group: Group, position: int) -> bool:
-        return here.holds(group, chain, position)
-
-    completed = min(walk.at, furthest(settings, holds, limit, hashed)) if scene.completed else 0
-    _residence(walk, scene, chain, max(local, completed), once)
+    local = here.prefix(walk.at)
+    completed = min(walk.at, furthest(settings, here.positions, limit, hashed)) if scene.completed else 0
+    _residence(walk, scene, max(local, completed), once)
 
     # A state of a sparse group can be no further on than what an earlier request had of the prompt.
     possible = min(hashed, max(0, scene.seen.same_key - settings.lookahead))
-
-    def dense_only(group: Group, position: int) -> bool:
-        return _dense_only(here, group, chain, position, possible)
-
+    dense_only = _dense_only(here, possible)
     held = walk.at
     needed = completed if scene.completed else min(held, agree(settings, dense_only, limit, hashed))
     walk.down(model.SPECULATIVE_DROP, max(needed, min(held, _after_drop(settings, dense_only, limit, hashed))))
@@ -148,22 +140,21 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
         walk.reasons.append("after_drop" if undropped > needed else "grid")
     walk.down(model.ALIGNMENT, needed)
 
-    predicted = completed if scene.completed else min(needed, agree(settings, holds, limit, hashed))
+    predicted = completed if scene.completed else min(needed, agree(settings, here.positions, limit, hashed))
     result = Explained(predicted, needed, walk.steps, [], max(needed, predicted))
     if predicted < needed:
-        result.missing = find_missing(here, chain, needed)
-        result.intact = min(registered, agree(settings, lambda g, p: here.kept(g, chain, p), limit, hashed))
-        _states(walk, here, chain, result)
+        result.missing = find_missing(here, needed)
+        result.intact = min(registered, agree(settings, each_of(here.kept), limit, hashed))
+        _states(walk, here, result)
     result.steps = _certain(walk.steps, scene, prompt.tokens, once)
     result.reason = ",".join(dict.fromkeys(walk.reasons))
     return result
 
 
-def _registration(walk: _Walk, scene: Scene) -> None:
-    """Step down to what had been registered anywhere before the lookup."""
-    at, settings = walk.at, scene.here.settings
-    registered = max((view.prefix(at, ever=True) for view in scene.fleet), default=0)
-    if registered >= at:
+def _registration(walk: _Walk, scene: Scene, once: int) -> None:
+    """Step down to what had been registered anywhere before the lookup, of it `once` here."""
+    at, settings = walk.at, scene.here.residency.settings
+    if once >= at or (registered := scene.fleet.registered(at)) >= at:
         return
     coming = scene.coming(registered)
     soon = max(registered, min(at, coming.reached))
@@ -178,33 +169,33 @@ def _registration(walk: _Walk, scene: Scene) -> None:
     walk.down(model.IN_FLIGHT, registered, producer=coming.producer, registered_at=coming.time)
 
 
-def _residence(walk: _Walk, scene: Scene, chain: "array[int]", local: int, once: int) -> None:
+def _residence(walk: _Walk, scene: Scene, local: int, once: int) -> None:
     """Step down to what the dense groups of this replica hold."""
     at = walk.at
-    anywhere = max((view.prefix(at) for view in scene.fleet), default=0)
-    up = max(anywhere, local)
+    if local >= at:
+        return
+    up = max(scene.fleet.held(at), local)
     if up < at:
         # What this replica once had, it lost itself; what lies above, somebody else did.
-        others = [(view.residency, view.chain) for view in scene.fleet]
-        _lost(walk, others, up, min(at, max(up, once)))
-        _lost(walk, [(scene.here, chain)], up, up)
+        _lost(walk, scene.fleet.all(), up, min(at, max(up, once)))
+        _lost(walk, [scene.here], up, up)
     if local < walk.at:
-        holders = sorted({view.residency.replica for view in scene.fleet if view.prefix(walk.at) == min(walk.at, up)})
-        walk.down(model.HELD_ELSEWHERE, max(local, min(once, walk.at)), replicas=holders)
-        _lost(walk, [(scene.here, chain)], local, local)
+        walk.down(model.HELD_ELSEWHERE, max(local, min(once, walk.at)), replicas=scene.fleet.holders(walk.at, up))
+        _lost(walk, [scene.here], local, local)
 
 
-def _lost(walk: _Walk, caches: Sequence[tuple[Residency, "array[int]"]], position: int, lower: int) -> None:
+def _lost(walk: _Walk, caches: Sequence[View], position: int, lower: int) -> None:
     """Step down to `lower` for what `caches` lost of the first dense block beyond `position`."""
     if walk.at <= lower:
         return
     losses: list[tuple[Loss, Residency, int]] = []
-    for residency, chain in caches:
-        unit = residency.settings.hash_block
-        for group in residency.settings.dense_groups:
-            index = (position // group.block_size + 1) * group.block_size // unit - 1
-            if 0 <= index < len(chain) and (loss := residency.groups[group.index].lost.get(chain[index])):
-                losses.append((loss, residency, group.index))
+    for view in caches:
+        residency = view.residency
+        losses += (
+            (loss, residency, group.index)
+            for group in residency.settings.dense_groups
+            if (loss := view.loss(group, (position // group.block_size + 1) * group.block_size))
+        )
     reasons = {loss.reason for loss, _, _ in losses}
     last = max(losses, key=lambda each: each[0].time, default=None)
     data: dict[str, Any] = {"loss": last[0], "replica": last[1].replica} if last else {}
@@ -212,18 +203,18 @@ def _lost(walk: _Walk, caches: Sequence[tuple[Residency, "array[int]"]], positio
     walk.down(model.RESET if reasons == {"reset"} else model.EVICTED, lower, **data)
 
 
-def _states(walk: _Walk, here: Residency, chain: "array[int]", result: Explained) -> None:
+def _states(walk: _Walk, here: View, result: Explained) -> None:
     """Step down to the predicted hit: what became of the states at the boundary that was needed."""
     cls = state_class(result.missing)
     if result.intact > result.needed:
         # The prefix was shortened by a loss: at the boundary before it, every group had had what a hit needed.
-        result.gone = find_missing(here, chain, result.intact, intact=True)
+        result.gone = find_missing(here, result.intact, intact=True)
         sparse = [entry.loss for entry in result.gone if not entry.group.dense and entry.loss]
         cls = _last_loss(walk.steps)
         if sparse:
             cls = model.RESET if any(loss.reason == "reset" for loss in sparse) else model.CHECKPOINT_EVICTED
     loss = next((entry.loss for entry in (*result.gone, *result.missing) if entry.loss), None)
-    walk.down(cls, result.predicted, **({"loss": loss, "replica": here.replica} if loss else {}))
+    walk.down(cls, result.predicted, **({"loss": loss, "replica": here.residency.replica} if loss else {}))
 
 
 def _last_loss(steps: Sequence[Step]) -> str:
@@ -253,15 +244,33 @@ def _last_boundary(settings: Settings, seen: int, limit: int) -> int:
     return max(top, 0) // settings.alignment * settings.alignment
 
 
-def _dense_only(here: Residency, group: Group, chain: "array[int]", position: int, possible: int) -> bool:
-    if group.dense:
-        return here.holds(group, chain, position)
-    if here.settings.dense_groups:
-        return position <= possible
-    return position <= here.dense_prefix(chain, possible)
+def _dense_only(here: View, possible: int) -> PositionsOf:
+    """Return what would be held if each sparse group had a state wherever the dense ones allow one."""
+    top = possible if here.residency.settings.dense_groups else here.prefix(possible)
+
+    def positions(groups: Sequence[Group]) -> Positions:
+        return here.positions(groups) if groups[0].dense else _UpTo(top)
+
+    return positions
 
 
-def _after_drop(settings: Settings, holds: Callable[[Group, int], bool], limit: int, hashed: int) -> int:
+class _UpTo(Positions):
+    """Every position up to the last possible one."""
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+
+    def __call__(self, position: int) -> bool:
+        return position <= self._top
+
+    def leading(self, block: int, limit: int) -> int:
+        return min(limit, self._top) // block * block
+
+    def last(self, step: int, limit: int) -> int:
+        return min(limit, self._top) // step * step
+
+
+def _after_drop(settings: Settings, held: PositionsOf, limit: int, hashed: int) -> int:
     """Return how far the groups that drop for speculation reach after the drop, before any alignment."""
     reach = limit
     alone = len(settings.groups) == 1
@@ -269,6 +278,6 @@ def _after_drop(settings: Settings, holds: Callable[[Group, int], bool], limit: 
         if group.drops and (group.dense or settings.dense_groups):
             beyond = settings.block_beyond and not alone
             top = min(limit + drop_unit(settings, group), hashed) if beyond else limit
-            matched = find(group, lambda p, g=group: holds(g, p), top, False, settings.alignment).matched  # type: ignore[misc]
+            matched = find(group, held((group,)), top, False, settings.alignment).matched
             reach = min(reach, max(matched - min(settings.alignment, group.block_size), 0))
     return reach

@@ -1,16 +1,16 @@
 """Which groups lack the state that a hit needs, and what became of it."""
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analyzers import model
 from analyzers.finders import required_positions
-from analyzers.residency import Loss, Refusal, Residency
+from analyzers.residency import Loss, Refusal
 from analyzers.settings import Group
+from analyzers.views import View
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Missing:
     """A group without the state at a boundary, and what became of it."""
 
@@ -20,22 +20,22 @@ class Missing:
     loss: Loss | None
 
 
-def find_missing(here: Residency, chain: "array[int]", boundary: int, intact: bool = False) -> list[Missing]:
+def find_missing(here: View, boundary: int, intact: bool = False) -> list[Missing]:
     """Return the groups that lack a state that a hit at `boundary` (tokens) needs, and what became of it.
 
     With `intact` a state that was there and went counts as lost, whatever a later request did without it.
     """
-    unit = here.settings.hash_block
+    unit, chain, settings = here.unit, here.chain, here.residency.settings
     found = []
-    asked = {index for ids in here.settings.order for index in ids}
-    for group in here.settings.groups:
-        if group.index not in asked:
+    asked = {index for ids in settings.order for index in ids}
+    for group in settings.groups:
+        if group.index not in asked or (group.dense and here.leading(group) >= boundary // group.block_size):
             continue
-        residency = here.groups[group.index]
+        residency = here.residency.groups[group.index]
         lacking = [
             chain[p // unit - 1] if p // unit <= len(chain) else 0
             for p in required_positions(group, boundary)
-            if not here.holds(group, chain, p)
+            if not here.holds(group, p)
         ]
         if not lacking:
             continue

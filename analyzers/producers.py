@@ -1,12 +1,11 @@
 """Requests that were at work at a moment, and how far they got afterwards."""
 
-from array import array
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from analyzers.events import Event
 from analyzers.ladder import Coming
-from analyzers.prompts import Prompt, common_prefix
+from analyzers.prompts import Chain, Prompt, common_prefix
 from analyzers.settings import Settings
 from otel_cache.semconv.positions import parse_positions
 
@@ -34,7 +33,7 @@ class Producers:
 
     def coming(
         self,
-        chain: "array[int]",
+        chain: Chain,
         lives: Collection[int],
         after: int,
         time: int,

@@ -1,26 +1,26 @@
 """Replays a capture event by event, all replicas in time, and explains every lookup at its moment."""
 
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from analyzers import model
 from analyzers.events import Event, Holes, events_of, successors
 from analyzers.finders import agree
+from analyzers.fleet_views import Caches, FleetViews
 from analyzers.ladder import Explained, Scene, Seen, explain
 from analyzers.producers import Producers
 from analyzers.prompts import UNKNOWN, Prompt, PromptBook, contains, last_mark, marks_of, mix_of, plain_marks
-from analyzers.residency import Loss, Residency, View
+from analyzers.residency import Loss, Residency
 from analyzers.seen import SeenPrefixes
 from analyzers.settings import Settings, read_settings
+from analyzers.views import View
 
 Name = tuple[int, str]
 """A request: the life that it was sent to, and its id there."""
 
 
-@dataclass(frozen=True)
-class Elsewhere:
+class Elsewhere(NamedTuple):
     """What other replicas would have given a lookup at its moment, in tokens.
 
     Attributes:
@@ -35,8 +35,7 @@ class Elsewhere:
     previous_turn: int | None
 
 
-@dataclass(frozen=True)
-class Replayed:
+class Replayed(NamedTuple):
     """One lookup with its explanation.
 
     Attributes:
@@ -64,8 +63,7 @@ class Replayed:
     elsewhere: Elsewhere | None
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """Per group: deepest state at or below the needed boundary, nearest one above (None: none), in tokens.
 
     For the groups that lack one: what the mask wanted of the request that computed the boundary, and what of that
@@ -95,9 +93,13 @@ class Replay:
         # Replicas whose fingerprints do not compare meet on the common grid; each kind remembers its own.
         self._seen_by: dict[tuple[str, int, int], SeenPrefixes] = {}
         self._mixed = len(set(self._kinds)) > 1
+        self._caches: dict[tuple[str, int, int], Caches] = {}
+        for kind, cache in zip(self._kinds, self.caches, strict=True):
+            self._caches.setdefault(kind, Caches()).add(cache)
         self._lookup_of: list[int] = []
         self._latest_lookup: dict[Name, int] = {}
         self._keyed = any(row for column in ("key", "plain") for row in capture.lookups[column].to_list())
+        self._to_come: Counter[Name] = Counter(capture.lookups.select("life", "request_id").rows())
         self._prompts: dict[Name, Prompt] = {}
         self.replayed: list[Replayed] = []
 
@@ -111,6 +113,7 @@ class Replay:
             for predecessor in ends.pop(event.life, ()):
                 self.caches[predecessor].end(Loss(event.time, "", "reset"))
                 self.caches[predecessor].over = True
+                self._caches[self._kinds[predecessor]].end(self.caches[predecessor])
             self._holes.pass_by(event)
             if event.kind == "lookup":
                 self._lookup(event)
@@ -126,35 +129,41 @@ class Replay:
         prompt = self._book(life).read(settings, row)
         name = (life, row["request_id"])
         self._producers.begin(name, event.time)
+        self._to_come[name] -= 1
         seen, relative, other_key = self._seen_of(settings, prompt, row, name)
+        view = View(self.caches[life], prompt.chain, prompt.tokens)
         explained, elsewhere = None, None
         named = prompt.whole != UNKNOWN and UNKNOWN not in prompt.chain
         if named and settings.predictable and not self._holes.by_now(life) and settings.prefix_caching:
-            fleet = self._fleet(life, prompt, name)
-            others = [other for other, kind in enumerate(self._kinds) if kind[0] == self._kinds[life][0]]
-            scene = Scene(
-                limit=row["max_hit_tokens"],
-                seen=seen,
-                here=self.caches[life],
-                fleet=fleet,
-                coming=lambda after: self._producers.coming(
-                    prompt.chain, self._comparable(life), after, event.time, name, self._prompts
-                ),
-                completed=row["connector"],
-                holes_elsewhere=self._holes.thinned
-                or any(self._holes.by_now(other) for other in others if other != life),
-                holes_later=self._holes.thinned or any(self._holes.ever(other) for other in others),
-            )
-            explained = explain(prompt, scene)
+            fleet = self._fleet(life, prompt, name, view, relative)
+            explained = explain(prompt, self._scene(event, prompt, name, seen, view, fleet))
             turn = self._previous_turn(prompt, relative, seen.same_key)
             elsewhere = self._elsewhere(row, fleet, turn, life)
-        self._append(event, prompt, explained, (relative, seen.same_key, other_key), elsewhere)
+        self._append(event, prompt, explained, (relative, seen.same_key, other_key), elsewhere, view)
         self.caches[life].look(event.time)
         if row["admitted"]:
             self.caches[life].use(prompt.chain, row["hit_tokens"], event.time)
         self._prompts[name] = prompt
         self._latest_lookup[name] = len(self.replayed) - 1
-        self._remember(prompt, name, 0, plain_marks(row))
+        self._remember(prompt, name, 0, row)
+
+    def _scene(self, event: Event, prompt: Prompt, name: Name, seen: Seen, view: View, fleet: FleetViews) -> Scene:
+        life, holes = event.life, self._holes
+        others: Sequence[int] = ()
+        if holes.any:
+            others = [other for other, kind in enumerate(self._kinds) if kind[0] == self._kinds[life][0]]
+        return Scene(
+            limit=event.row["max_hit_tokens"],
+            seen=seen,
+            here=view,
+            fleet=fleet,
+            coming=lambda after: self._producers.coming(
+                prompt.chain, self._comparable(life), after, event.time, name, self._prompts
+            ),
+            completed=event.row["connector"],
+            holes_elsewhere=holes.thinned or any(holes.by_now(other) for other in others if other != life),
+            holes_later=holes.thinned or any(holes.ever(other) for other in others),
+        )
 
     def _append(
         self,
@@ -163,10 +172,11 @@ class Replay:
         explained: Explained | None,
         known: tuple[int | None, int, int | None],
         elsewhere: Elsewhere | None,
+        view: View,
     ) -> None:
         life, row = event.life, event.row
         relative, shared, other_key = known
-        snapshot = self._snapshot(life, prompt.chain, explained.needed if explained else row["hit_tokens"], explained)
+        snapshot = _snapshot(view, explained.needed if explained else row["hit_tokens"], explained)
         producer = next((e.refusal.request for e in explained.missing if e.refusal), None) if explained else None
         whole, tokens = False, 0
         if producer is not None:
@@ -179,42 +189,28 @@ class Replay:
             )
         )  # fmt: skip
 
-    def _snapshot(self, life: int, chain: "array[int]", needed: int, explained: Explained | None) -> Snapshot:
-        cache = self.caches[life]
-        groups = cache.settings.groups
-        wanted: dict[int, Sequence[int]] = {}
-        unmade: dict[int, Sequence[int]] = {}
-        for entry in explained.missing if explained else ():
-            if entry.refusal:
-                group = cache.groups[entry.group.index]
-                wanted[entry.group.index] = sorted(group.wanted.get(entry.refusal.request, ()))
-                unmade[entry.group.index] = sorted(group.unmade.get(entry.refusal.request, ()))
-        return Snapshot(
-            [cache.stored_below(group, chain, needed) for group in groups],
-            [cache.stored_above(group, chain, needed) for group in groups],
-            wanted,
-            unmade,
-        )
-
     def _store(self, event: Event) -> None:
         life, row = event.life, event.row
         settings = self.settings[life]
         name = (life, row["request_id"])
         prompt = self._prompts.get(name)
         if prompt is None:
-            prompt = self._prompts[name] = Prompt(array("Q"), [], 0, UNKNOWN, b"")
+            prompt = self._prompts[name] = Prompt([])
         if row["values"]:
             begin = self._book(life).extend(prompt, settings, row["first"], row["values"])
-            self._remember(replace(prompt, marks=[], tokens=0, whole=UNKNOWN), name, begin)
+            self._remember(prompt, name, begin)
         if 0 <= row["group"] < len(settings.groups):
             self.caches[life].store(row, prompt.chain)
 
     def _seen_of(
         self, settings: Settings, prompt: Prompt, row: Mapping[str, Any], name: Name
     ) -> tuple[Seen, int | None, int | None]:
-        plain, mix = plain_marks(row), prompt.mix
         same, relative = self._longest(self._seen, prompt, settings, name, 0)
-        other, other_key = self._longest(self._plain, prompt, settings, name, mix) if self._keyed else (0, None)
+        if not self._keyed:
+            same = min(same, prompt.tokens)
+            return Seen(same, same), relative, None
+        plain, mix = plain_marks(row), prompt.mix
+        other, other_key = self._longest(self._plain, prompt, settings, name, mix)
         last = self._plain.find_last([identity for _, identity in plain], name)
         if last is not None and plain[last[0]][0] > other:
             other, other_key = plain[last[0]][0], self._lookup_of[last[1]]
@@ -230,8 +226,8 @@ class Replay:
         end, index = 0, None
         if (last := seen.find_last(prompt.chain, name, mix)) is not None:
             end, index = (last[0] + 1) * settings.hash_block + settings.lookahead, last[1]
-        if (last := seen.find_last([identity for _, identity in prompt.marks], name, mix)) is not None:
-            mark = prompt.marks[last[0]][0]
+        if (last := seen.find_last(prompt.common, name, mix)) is not None:
+            mark = prompt.ends[last[0]]
             if mark > end:
                 end, index = mark, last[1]
         if prompt.whole != UNKNOWN and prompt.tokens > end:
@@ -255,46 +251,52 @@ class Replay:
                     return self._lookup_of[index]
         return found
 
-    def _remember(self, prompt: Prompt, name: Name, begin: int, plain: Iterable[tuple[int, int]] = ()) -> None:
-        """Note the prefixes of `prompt` from entry `begin` of its chain on, as those of the latest lookup of `name`."""
-        index = self._seen.begin(name)
-        for seen in (self._plain, self._same_key, self._same_lora, self._same_salt):
-            seen.begin(name)
+    def _remember(self, prompt: Prompt, name: Name, begin: int, row: Mapping[str, Any] | None = None) -> None:
+        """Note the prefixes of `prompt` as those of the latest lookup of `name`: those of `row`, its lookup, or, of a
+        store, those from entry `begin` of its chain on.
+        """
+        index, again = self._seen.begin(name), self._to_come[name] > 0
         self._latest_lookup.setdefault(name, len(self.replayed) - 1)
         self._lookup_of.append(self._latest_lookup[name])
-        known = array("Q", prompt.chain[begin:])
-        known.extend(identity for _, identity in prompt.marks)
-        if prompt.whole != UNKNOWN:
-            known.append(prompt.whole)
-        self._seen.add(known, index)
+        known = prompt.chain[begin:]
+        if row is not None:
+            known += prompt.common
+            if prompt.whole != UNKNOWN:
+                known.append(prompt.whole)
+        self._seen.add(known, index, again)
         if self._keyed:
+            for seen in (self._plain, self._same_key, self._same_lora, self._same_salt):
+                seen.begin(name)
             tokens = [identity ^ prompt.mix for identity in known]
-            items = [identity for _, identity in plain]
-            self._plain.add((*tokens, *items), index)
-            self._same_key.add((identity ^ prompt.mix for identity in items), index)
+            items = [identity for _, identity in plain_marks(row)] if row is not None else []
+            self._plain.add((*tokens, *items), index, again)
+            self._same_key.add((identity ^ prompt.mix for identity in items), index, again)
             for seen, key in ((self._same_lora, prompt.lora), (self._same_salt, prompt.salt)):
-                seen.add((identity ^ mix_of(key) for identity in (*tokens, *items)), index)
-        if self._mixed:
+                seen.add((identity ^ mix_of(key) for identity in (*tokens, *items)), index, again)
+        if self._mixed and row is not None:
             seen = self._seen_by.setdefault(self._kinds[name[0]], SeenPrefixes(self._seen))
-            seen.add((identity for _, identity in prompt.marks), index)
+            seen.add(prompt.common, index, again)
 
     def _comparable(self, life: int) -> frozenset[int]:
         return frozenset(other for other, kind in enumerate(self._kinds) if kind == self._kinds[life])
 
-    def _fleet(self, life: int, prompt: Prompt, name: Name) -> list[View]:
-        """Return every cache that could hold the prompt, as a view of it."""
-        whole = prompt.tokens
-        views = [View(self.caches[other], prompt.chain, whole) for other in sorted(self._comparable(life))]
+    def _fleet(self, life: int, prompt: Prompt, name: Name, here: View, relative: int | None) -> FleetViews:
+        """Return the prompt against every cache that could hold it."""
+        own = self._kinds[life]
+        first = None
+        if relative is not None and self._kinds[other := self.replayed[relative].row["life"]] == own:
+            first = self.caches[other]
+        others = []
         for kind, seen in self._seen_by.items() if self._mixed else ():
-            if kind != self._kinds[life] and kind[0] == self._kinds[life][0]:
+            if kind != own and kind[0] == own[0]:
                 shared, index = 0, None
-                for end, identity in prompt.marks:
+                for end, identity in zip(prompt.ends, prompt.common, strict=True):
                     if (found := seen.find(identity, name)) is not None:
                         shared, index = end, found
                 if index is not None:
                     other_life, other_request = seen.owner(index)
-                    views.append(View(self.caches[other_life], self._prompts[other_life, other_request].chain, shared))
-        return views
+                    others.append(View(self.caches[other_life], self._prompts[other_life, other_request].chain, shared))
+        return FleetViews(self._caches[own], here, others, first)
 
     def _previous_turn(self, prompt: Prompt, relative: int | None, shared: int) -> int | None:
         """Return the life that had the prompt which this one goes on from; None where it goes on from none."""
@@ -304,16 +306,14 @@ class Replay:
         longer = prompt.tokens > before.prompt.tokens and shared >= last_mark(before.prompt, before.settings)
         return int(before.row["life"]) if longer else None
 
-    def _elsewhere(
-        self, row: Mapping[str, Any], fleet: Sequence[View], turn: int | None, life: int
-    ) -> Elsewhere | None:
+    def _elsewhere(self, row: Mapping[str, Any], fleet: FleetViews, turn: int | None, life: int) -> Elsewhere | None:
         """Return what the other replicas would have given; None where there are none."""
         if len(self.caches) == 1:
             return None
         limit, best = row["max_hit_tokens"], row["hit_tokens"]
         names = [self._capture.lives[life].replica]
         previous = row["hit_tokens"] if turn == life else None if turn is None else 0
-        for view in fleet:
+        for view in fleet.living:
             residency = view.residency
             if residency is self.caches[life] or residency.over or not view.prefix(limit):
                 continue
@@ -332,10 +332,26 @@ class Replay:
 
 def hit_on(view: View, limit: int) -> int:
     """Return the hit that the replica of `view` would give the prompt, in tokens."""
-    settings, residency = view.residency.settings, view.residency
-    hashed = len(view.chain) * settings.hash_block
+    settings = view.residency.settings
     top = min(limit, view.shared)
-    return min(top, agree(settings, lambda g, p: residency.holds(g, view.chain, p), top, hashed))
+    return min(top, agree(settings, view.positions, top, len(view.chain) * settings.hash_block))
+
+
+def _snapshot(view: View, needed: int, explained: Explained | None) -> Snapshot:
+    cache, groups = view.residency, view.residency.settings.groups
+    wanted: dict[int, Sequence[int]] = {}
+    unmade: dict[int, Sequence[int]] = {}
+    for entry in explained.missing if explained else ():
+        if entry.refusal:
+            group = cache.groups[entry.group.index]
+            wanted[entry.group.index] = sorted(group.wanted(entry.refusal.request))
+            unmade[entry.group.index] = sorted(group.unmade(entry.refusal.request))
+    return Snapshot(
+        [view.stored_below(group, needed) for group in groups],
+        [view.stored_above(group, needed) for group in groups],
+        wanted,
+        unmade,
+    )
 
 
 def _kind(settings: Settings) -> tuple[str, int, int]:

@@ -1,6 +1,7 @@
 """Which prefixes have been in a prompt or an answer before, and whose."""
 
 from collections.abc import Iterable, Sequence
+from operator import indexOf
 
 
 class SeenPrefixes:
@@ -24,9 +25,15 @@ class SeenPrefixes:
         """Return whose index it is: a life and a request id."""
         return self._owner[index]
 
-    def add(self, identities: Iterable[int], index: int) -> None:
-        """Note that the owner of `index` has the prefixes `identities`."""
+    def add(self, identities: Iterable[int], index: int, asks_again: bool) -> None:
+        """Note that the owner of `index` has the prefixes `identities`.
+
+        Who else had them is kept only where the owner `asks_again`: it is of no use to others.
+        """
         latest, owners = self._latest, self._owner
+        if not asks_again:
+            latest.update(dict.fromkeys(identities, index))
+            return
         for identity in identities:
             known = latest.get(identity)
             if known is not None and owners[known] != owners[index]:
@@ -42,11 +49,14 @@ class SeenPrefixes:
 
     def find_last(self, identities: Sequence[int], owner: tuple[int, str], mix: int = 0) -> tuple[int, int] | None:
         """Return place and index of the last of `identities`, each xor `mix`, that another has had; None: none."""
-        latest, owners = self._latest, self._owner
-        for place in range(len(identities) - 1, -1, -1):
-            index = latest.get(identities[place] ^ mix)
-            if index is not None and owners[index] == owner:
-                index = self._before.get(identities[place] ^ mix)
-            if index is not None:
+        if mix:
+            identities = [identity ^ mix for identity in identities]
+        place = len(identities)
+        while place:
+            try:
+                place -= 1 + indexOf(map(self._latest.__contains__, identities[place - 1 :: -1]), True)
+            except ValueError:
+                return None
+            if (index := self.find(identities[place], owner)) is not None:
                 return place, index
         return None

@@ -7,7 +7,7 @@ is sent again, and again; and a longer one that begins with it. All lengths and 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from analyzers.finders import agree, agreement, required_positions
+from analyzers.finders import agree, agreement, each_of, required_positions
 from analyzers.retention import Prefill, hashed, left
 from analyzers.settings import Group, Settings
 from analyzers.wording import number
@@ -114,7 +114,7 @@ def _boundary(settings: Settings, tokens: int, limit: int, drop: bool) -> int:
     def holds(group: Group, position: int) -> bool:
         return position in dense[group.index] if group.index in dense else position <= top
 
-    return agree(settings, holds, limit, top, drop)
+    return agree(settings, each_of(holds), limit, top, drop)
 
 
 def _least(settings: Settings, boundary: Callable[[int], int]) -> int:
@@ -149,12 +149,12 @@ class _States:
         """Return the hit of a prompt that begins with this one and may hit up to `limit`; None: it is longer."""
         top = hashed(self._settings, self._tokens)
         most = self._tokens + 2 * self._settings.scheduler_block if limit is None else limit
-        return agree(self._settings, self.holds, most, top)
+        return agree(self._settings, each_of(self.holds), most, top)
 
     def repeat(self) -> int:
         """Send the prompt again; return its hit."""
         settings, tokens = self._settings, self._tokens
-        hit, longest = agreement(settings, self.holds, max(0, tokens - 1), hashed(settings, tokens))
+        hit, longest = agreement(settings, each_of(self.holds), max(0, tokens - 1), hashed(settings, tokens))
         self.prefill(Prefill(tokens, hit, longest if longest > hit else 0))
         return hit
 

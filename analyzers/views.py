@@ -1,0 +1,164 @@
+"""One prompt against one cache: how much of it is held, from the start and group by group. Lengths in tokens."""
+
+from collections.abc import Sequence
+from math import lcm
+from operator import indexOf
+
+from analyzers.finders import Positions
+from analyzers.prompts import Chain
+from analyzers.residency import Loss, Residency
+from analyzers.settings import Group
+
+
+class View:
+    """A cache, and a prompt as that replica names it: its first `shared` tokens are those of the prompt looked up.
+
+    It holds for one moment: what has been found out once is not asked of the cache again.
+    """
+
+    __slots__ = ("_leading", "_matched", "chain", "residency", "shared", "unit")
+
+    def __init__(self, residency: Residency, chain: Chain, shared: int) -> None:
+        self.residency = residency
+        self.chain = chain
+        self.shared = shared
+        self.unit = residency.settings.hash_block
+        self._leading: dict[tuple[int, bool], int] = {}
+        self._matched: dict[tuple[int, bool], int] = {}
+
+    def prefix(self, limit: int, ever: bool = False) -> int:
+        """Return how much of the prompt all dense groups hold without a gap (or ever held), at most `limit` tokens.
+
+        Without dense groups: how much of it was computed here.
+        """
+        limit = min(limit, self.shared)
+        dense = self.residency.settings.dense_groups
+        if not dense:
+            return last_of(self.chain, self.residency.computed, limit // self.unit, 1) * self.unit
+        for group in dense:
+            limit = min(limit, self._dense(group, limit, ever))
+        return limit
+
+    def leading(self, group: Group, ever: bool = False) -> int:
+        """Return how many blocks from the start `group` holds without a gap (or ever held)."""
+        key = (group.index, ever)
+        if (known := self._leading.get(key)) is None:
+            residency = self.residency.groups[group.index]
+            members = residency.ever if ever else residency.held
+            step = group.block_size // self.unit
+            blocks = self.chain if step == 1 else self.chain[step - 1 :: step]
+            try:
+                known = indexOf(map(members.__contains__, blocks), False)
+            except ValueError:
+                known = len(blocks)
+            self._leading[key] = known
+        return known
+
+    def _dense(self, group: Group, limit: int, ever: bool) -> int:
+        # A block that is held beyond `limit` holds the tokens before it too, so it is looked at as well.
+        block = group.block_size
+        length = min(self.leading(group, ever), -(-limit // block)) * block
+        if self.residency.settings.alignment < block and length < limit:
+            return self._inside(group, ever)
+        return length
+
+    def _inside(self, group: Group, ever: bool) -> int:
+        """Return how much `group` holds without a gap, a block's first part included where hits may end in it."""
+        key = (group.index, ever)
+        if (known := self._matched.get(key)) is None:
+            grid, whole = self.residency.settings.alignment, len(self.chain) * self.unit
+            known = self.leading(group, ever) * group.block_size
+            if group.block_size % grid == 0:
+                residency = self.residency.groups[group.index]
+                members = residency.ever if ever else residency.held
+                top = min(known + group.block_size - grid, whole // grid * grid)
+                known = next((p for p in range(top, known, -grid) if self._in(members, p)), known)
+            self._matched[key] = known
+        return known
+
+    def _in(self, members: set[int], position: int) -> bool:
+        index = position // self.unit - 1
+        return position % self.unit == 0 and 0 <= index < len(self.chain) and self.chain[index] in members
+
+    def holds(self, group: Group, position: int) -> bool:
+        """Whether `group` has a key for the prefix that ends at `position`."""
+        return self._in(self.residency.groups[group.index].held, position)
+
+    def kept(self, group: Group, position: int) -> bool:
+        """Whether `group` would have that key, had it lost none to an eviction or a reset."""
+        if self.holds(group, position):
+            return True
+        loss = self.loss(group, position)
+        return loss is not None and loss.reason != "replaced"
+
+    def loss(self, group: Group, position: int) -> Loss | None:
+        """Return what became of the key that `group` had for the prefix that ends at `position`, if it lost it."""
+        index = position // self.unit - 1
+        if position % self.unit or not 0 <= index < len(self.chain):
+            return None
+        return self.residency.groups[group.index].lost.get(self.chain[index])
+
+    def stored_below(self, group: Group, position: int) -> int | None:
+        """Return the deepest position at or below `position` that `group` holds; None: there is none."""
+        held = self.residency.groups[group.index].held
+        return last_of(self.chain, held, position // self.unit, 1) * self.unit or None
+
+    def stored_above(self, group: Group, position: int) -> int | None:
+        """Return the nearest position above `position` that `group` holds; None: there is none."""
+        held = self.residency.groups[group.index].held
+        first = position // self.unit
+        try:
+            return (first + indexOf(map(held.__contains__, self.chain[first:]), True) + 1) * self.unit
+        except ValueError:
+            return None
+
+    def positions(self, groups: Sequence[Group]) -> Positions:
+        """Return where all of `groups` have a key."""
+        return _Held(self, groups)
+
+
+class _Held(Positions):
+    """The positions at which all of some groups have a key."""
+
+    def __init__(self, view: View, groups: Sequence[Group]) -> None:
+        self._view = view
+        self._groups = groups
+        self._members = [view.residency.groups[group.index].held for group in groups]
+
+    def __call__(self, position: int) -> bool:
+        view = self._view
+        index = position // view.unit - 1
+        if position % view.unit or not 0 <= index < len(view.chain):
+            return False
+        identity = view.chain[index]
+        return all(identity in members for members in self._members)
+
+    def leading(self, block: int, limit: int) -> int:
+        if any(group.block_size != block for group in self._groups):
+            return super().leading(block, limit)
+        return min(limit // block, *(self._view.leading(group) for group in self._groups)) * block
+
+    def last(self, step: int, limit: int) -> int:
+        unit = self._view.unit
+        step = lcm(step, unit)
+        while True:
+            found = [last_of(self._view.chain, held, limit // unit, step // unit) * unit for held in self._members]
+            if (low := min(found)) == max(found):
+                return low
+            limit = low
+
+
+def last_of(chain: Chain, members: set[int], top: int, step: int) -> int:
+    """Return the last of the numbers of entries from `step` on, every `step`, that `members` have; 0: none.
+
+    Entries are numbered from 1; `top` is the last that counts.
+    """
+    top = min(top, len(chain)) // step * step
+    if top <= 0:
+        return 0
+    if chain[top - 1] in members:
+        return top
+    try:
+        return top - indexOf(map(members.__contains__, chain[top - 1 :: -step]), True) * step
+    except ValueError:
+        return 0
