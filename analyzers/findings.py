@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from analyzers import model
-from analyzers.fixes import fix_alignment, fix_cut, fix_evicted, fix_not_materialized, fix_shifted
+from analyzers.fixes import fix_alignment, fix_cut, fix_evicted, fix_not_materialized, fix_routing, fix_shifted
 from analyzers.model import Finding, LookupResult
 from analyzers.settings import Settings
 from analyzers.speed import Speed, total_seconds
 from analyzers.wording import cause_of, counted
-
-Fix = Callable[[Settings, LookupResult], str]
 
 _REASONS_OF = {
     model.SHIFTED_BOUNDARY: ("speculation", "aligned_prompt", "shared_prefix", "held_prefix"),
@@ -33,6 +31,9 @@ class _Case:
     @property
     def tokens(self) -> int:
         return sum(abs(result.lost[self.cls]) for result in self.results)
+
+
+Fix = Callable[[_Case], str]
 
 
 def findings(
@@ -102,24 +103,33 @@ def _finding(case: _Case, lookup: int, known: Mapping[int, Speed]) -> Finding:
     elif case.cls in (model.UNKNOWN, model.ALIGNMENT) and rule != _CUT[0]:
         severity = "info"
     seconds = total_seconds(tokens, known)
-    return Finding(
-        rule, summary, evidence, fix(case.settings, worst), case.tokens, lookup, cause, severity, seconds, replicas
-    )
+    return Finding(rule, summary, evidence, fix(case), case.tokens, lookup, cause, severity, seconds, replicas)
 
 
 def _constant(text: str) -> Fix:
-    return lambda settings, worst: text
+    return lambda case: text
+
+
+def _of_worst(fix: Callable[[Settings, LookupResult], str]) -> Fix:
+    return lambda case: fix(case.settings, case.worst)
 
 
 _CUT: tuple[str, str, Fix] = (
-    "speculation-cuts-hits", "what speculation drops costs more than a block: the grid takes the rest", fix_cut
+    "speculation-cuts-hits", "what speculation drops costs more than a block: the grid takes the rest",
+    _of_worst(fix_cut),
 )  # fmt: skip
 
 _RULES: dict[str, tuple[str, str, Fix]] = {
-    model.SHIFTED_BOUNDARY: ("shifted-boundary", "the retention mask refused the state that a hit needed", fix_shifted),
-    model.NOT_MATERIALIZED: ("not-materialized", "no state was ever made where a hit needed one", fix_not_materialized),
-    model.CHECKPOINT_EVICTED: ("checkpoint-evicted", "the state that a hit needed had been evicted", fix_evicted),
-    model.EVICTED: ("evicted", "the prefix had been evicted", fix_evicted),
+    model.SHIFTED_BOUNDARY: (
+        "shifted-boundary", "the retention mask refused the state that a hit needed", _of_worst(fix_shifted)
+    ),
+    model.NOT_MATERIALIZED: (
+        "not-materialized", "no state was ever made where a hit needed one", _of_worst(fix_not_materialized)
+    ),
+    model.CHECKPOINT_EVICTED: (
+        "checkpoint-evicted", "the state that a hit needed had been evicted", _of_worst(fix_evicted)
+    ),
+    model.EVICTED: ("evicted", "the prefix had been evicted", _of_worst(fix_evicted)),
     model.RESET: ("reset", "the cache had been cleared", _constant("avoid restarts and resets, or warm the cache up")),
     model.IN_FLIGHT: (
         "in-flight", "the prefix was still being computed", _constant(
@@ -127,11 +137,9 @@ _RULES: dict[str, tuple[str, str, Fix]] = {
         ),
     ),
     model.HELD_ELSEWHERE: (
-        "held-elsewhere", "another replica held the prefix", _constant(
-            "route requests that share a prefix to the same replica"
-        ),
+        "held-elsewhere", "another replica held the prefix", lambda case: fix_routing(case.results)
     ),
-    model.ALIGNMENT: ("alignment", "a hit could not end where the shared prefix ends", fix_alignment),
+    model.ALIGNMENT: ("alignment", "a hit could not end where the shared prefix ends", _of_worst(fix_alignment)),
     model.KEY_DIFFERENCE: (
         "key-difference", "the tokens were cached under another key", _constant(
             "use the same LoRA adapter and the same cache salt where sharing is allowed"

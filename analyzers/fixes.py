@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from analyzers import model
 from analyzers.finders import required_positions
 from analyzers.model import GroupState, LookupResult
 from analyzers.settings import Group, Settings
@@ -139,14 +140,43 @@ def fix_evicted(settings: Settings, worst: LookupResult) -> str:
     )
 
 
+def fix_routing(rows: Sequence[LookupResult]) -> str:
+    """Say what sending requests that share a prefix to one replica gives back of what others held."""
+    fix = "route requests that share a prefix to the same replica"
+    held = sum(row.lost[model.HELD_ELSEWHERE] for row in rows)
+    there = sum(min(row.lost[model.HELD_ELSEWHERE], row.regret_tokens) for row in rows)
+    if there == held:
+        return fix
+    if not there:
+        return f"{fix}, and end what kept them from a hit there too: no other replica would have hit more"
+    return f"{fix}: of these tokens another one would have hit {number(there)}"
+
+
 def fix_alignment(settings: Settings, worst: LookupResult) -> str:
     """Say how to make a hit end closer to where the shared prefix ends."""
+    finer = "smaller blocks"
+    if finer_unit_helps(settings):
+        finer = "a smaller --prefix-match-unit, or smaller blocks,"
     if "below_minimum" in worst.reason:
         return (
-            f"a prefix must have at least {number(settings.minimum)} tokens to be cached here; "
-            "a smaller --prefix-match-unit or block size lowers that"
+            f"here the shortest hit has {number(settings.minimum)} tokens, in a prompt that goes on beyond them: "
+            f"{finer} would lower that"
         )
     return (
-        f"hits end on multiples of {number(settings.alignment)} tokens; a smaller --prefix-match-unit "
-        "or block size brings the boundary closer"
+        f"hits end on multiples of {number(settings.alignment)} tokens: {finer} would bring the boundary closer to "
+        "where the shared prefix ends"
     )
+
+
+def finer_unit_helps(settings: Settings) -> bool:
+    """Whether a smaller `--prefix-match-unit` can let hits end on a finer grid than today's.
+
+    vLLM lets hits end inside the blocks of a hybrid model alone, and only where the groups whose lookup is by whole
+    blocks have blocks as small as the unit, which divides the blocks of all groups.
+    """
+    whole = {group.block_size for group in settings.groups if not group.fine_grained}
+    if len(settings.groups) < 2 or len(whole) > 1:
+        return False
+    unit = min(whole, default=1)
+    inside = any(group.kind == names.KIND_MAMBA and group.block_size > unit for group in settings.groups)
+    return inside and unit < settings.alignment and all(group.block_size % unit == 0 for group in settings.groups)

@@ -138,7 +138,7 @@ def _chunk(start: int | None, end: int | None) -> str:
 
 def _alignment(tokens: str, reason: str) -> str:
     if "below_minimum" in reason:
-        return f"the shared prefix of {tokens} is shorter than the smallest prefix that can be cached"
+        return f"no hit can end within the shared prefix of {tokens}; the last token of a prompt is always computed"
     if "inside_block" in reason:
         return f"{tokens} lie inside a block that is registered at its end only"
     return f"{tokens} lie between the last position a hit can end on and what the cache held"
