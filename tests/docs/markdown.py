@@ -37,9 +37,15 @@ def table(text: str) -> dict[str, list[str]]:
     return found
 
 
+def fences(text: str) -> list[tuple[str, str]]:
+    """Return the fenced code blocks with their languages, those in lists without their indentation."""
+    found = re.findall(r"^( *)```(\w*)\n(.*?)^\1```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [(language, re.sub(rf"^{indent}", "", body, flags=re.MULTILINE)) for indent, language, body in found]
+
+
 def blocks(text: str, language: str) -> list[str]:
     """Return the fenced code blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [body for found, body in fences(text) if found == language]
 
 
 def named(text: str, pattern: str) -> set[str]:

@@ -1,7 +1,6 @@
 """Commands and options: what the documents show can be typed, and what can be typed is documented."""
 
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import click
 import pytest
 
 from analyzers.cli.main import VERBS, commands
+from docs.examples import lines, parse
 from docs.markdown import DOCS, ROOT, blocks, read, rows, sections, table
 
 EXAMPLE = "$ otel-cache analyze --example\n"
@@ -20,24 +20,9 @@ def shown() -> Iterator[tuple[str, list[str]]]:
     """Yield every `otel-cache ...` command in the documents' shell blocks, with the document's name."""
     for path in DOCS:
         text = path.read_text(encoding="utf-8")
-        indented = "\n".join(re.findall(r"^ {4}(otel-cache .*)$", text, flags=re.MULTILINE))
-        for line in "\n".join([*blocks(text, "sh"), indented]).replace("\\\n", " ").splitlines():
-            for part in re.split(r"&&|\|(?= )", line.removeprefix("$ ").partition("  #")[0]):
-                if part.strip().startswith("otel-cache"):
-                    yield path.name, shlex.split(part)[1:]
-
-
-def parse(words: list[str]) -> None:
-    """Parse a command as the command line does, without running it."""
-    command: click.Command = commands
-    context = click.Context(commands)
-    while isinstance(command, click.Group):
-        name, *words = words
-        found = command.get_command(context, name)
-        assert found is not None, f"there is no command {name}"
-        command = found
-    if "--help" not in words:
-        command.make_context(command.name, words)
+        for line in lines("\n".join(blocks(text, "sh"))):
+            if line.words[0] == "otel-cache":
+                yield path.name, list(line.words[1:])
 
 
 @pytest.mark.parametrize(("document", "words"), list(shown()), ids=lambda value: " ".join(value) if value else "")
