@@ -1,6 +1,9 @@
 """One input to batches of typed columns, in the order of its records."""
 
+import os
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 
 from analyzers.readers import otlp_json, otlp_protobuf, parquet, worker
@@ -10,10 +13,11 @@ from analyzers.readers.framing import Record, records
 from analyzers.readers.sources import Source
 from analyzers.readers.tally import Tally
 
-BATCH_BYTES = 8 << 20
+BATCH_BYTES = 16 << 20
 """So much of an input becomes one batch: what bounds the memory."""
-ALONE = 2
-"""So many batches are decoded before it pays to start other processes for the rest."""
+ALONE = 1
+"""So many batches are decoded before it pays to load the scanners, or to start other processes, for the rest."""
+THREADS = 8
 
 
 def read_batches(source: Source) -> Iterator[tuple[Batch, str]]:
@@ -38,9 +42,31 @@ def read_batches(source: Source) -> Iterator[tuple[Batch, str]]:
         portions = _portions(records(content, source.label, tally))
         for some in islice(portions, ALONE):
             yield decode(some, source.label, what), what
-        for batch in worker.run(decode, ((some, source.label, what) for some in portions)):
+        for batch in _rest(portions, source.label, what):
             yield batch, what
         yield Batch(tally=tally), what
+
+
+def _rest(portions: Iterator[list[Record]], label: str, what: str) -> Iterator[Batch]:
+    """Yield the batches of a large input, decoded with all processors that there are, in order."""
+    some = next(portions, None)
+    if some is None:
+        return
+    batch, left = scan(some, label, what)
+    yield batch
+    if 2 * left > len(some):
+        # What the scanners do not read Python decodes, in one thread at a time.
+        yield from worker.run(decode, ((some, label, what) for some in portions))
+        return
+    most = min(THREADS, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(most) as pool:
+        waiting: deque[Future[tuple[Batch, int]]] = deque()
+        for some in portions:
+            waiting.append(pool.submit(scan, some, label, what))
+            if len(waiting) > most:
+                yield waiting.popleft().result()[0]
+        while waiting:
+            yield waiting.popleft().result()[0]
 
 
 def _portions(every: Iterator[Record]) -> Iterator[list[Record]]:
@@ -61,3 +87,18 @@ def decode(some: Sequence[Record], label: str, what: str) -> Batch:
     builder = BatchBuilder(label, what)
     (otlp_protobuf if what == "message" else otlp_json).read(some, builder)
     return builder.build()
+
+
+def scan(some: Sequence[Record], label: str, what: str) -> tuple[Batch, int]:
+    """Return the spans in records of one input, and how many of the records no scanner could read."""
+    # It loads a compiler: not for inputs that are read before it were ready.
+    from analyzers.readers import scanning
+
+    builder = BatchBuilder(label, what)
+    json = [record for record in some if what == "line" or record.data.startswith(b"{")]
+    messages = [record for record in some if what == "message" and not record.data.startswith(b"{")]
+    left = scanning.scan(json, True, otlp_json.read_resource, builder)
+    otlp_json.read(left, builder)
+    more = scanning.scan(messages, False, otlp_protobuf.read_resource, builder)
+    otlp_protobuf.read(more, builder)
+    return builder.build(), len(left) + len(more)

@@ -105,6 +105,7 @@ class BatchBuilder:
         self._label, self._what = label, what
         self._resources: dict[bytes, int] = {}
         self._groups: dict[tuple[str, ...], list[Any]] = {}
+        self._frames: list[tuple[str, pl.DataFrame]] = []
 
     def resource(self, encoded: bytes, attributes: Mapping[str, Any]) -> int:
         """Return the index of a resource."""
@@ -147,6 +148,10 @@ class BatchBuilder:
         for column, values in zip(self._group((name, *names)), columns, strict=True):
             column.extend(values)
 
+    def add_frame(self, name: str, frame: pl.DataFrame) -> None:
+        """Take spans of one name that are columns already."""
+        self._frames.append((name, frame))
+
     def _group(self, key: tuple[str, ...]) -> list[Any]:
         group = self._groups.get(key)
         if group is None:
@@ -157,6 +162,9 @@ class BatchBuilder:
     def build(self) -> Batch:
         """Return what was taken."""
         frames: dict[str, list[pl.DataFrame]] = {}
+        for name, frame in self._frames:
+            frames.setdefault(name, []).append(frame)
+        self._frames.clear()
         while self._groups:
             (name, *names), columns = self._groups.popitem()
             try:

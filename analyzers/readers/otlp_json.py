@@ -184,7 +184,7 @@ def _read_plainly(record: Record, builder: BatchBuilder, shapes: _Shapes) -> Non
         raise _Misfit
     found = []
     for resource_spans in _plain_decoder.decode(record.data).resource_spans:
-        owner = _resource(resource_spans.resource, builder), record.number
+        owner = read_resource(bytes(resource_spans.resource), builder), record.number
         for scope_spans in resource_spans.scope_spans:
             if scope_spans.scope.name != SCOPE:
                 raise _Misfit
@@ -244,7 +244,7 @@ def _read_exactly(record: Record, builder: BatchBuilder) -> None:
                 continue
             for raw in spans:
                 try:
-                    resource = _resource(resource_spans.resource, builder)
+                    resource = read_resource(bytes(resource_spans.resource), builder)
                     builder.add(_flatten_span(raw, resource), record.number)
                 except SpanError as error:
                     builder.skip(BAD_SPAN, record.number, str(error))
@@ -266,14 +266,14 @@ def _skip_line(record: Record, error: Exception, builder: BatchBuilder) -> None:
     builder.skip(kind, record.number, shorten(why))
 
 
-def _resource(raw: msgspec.Raw, builder: BatchBuilder) -> int:
+def read_resource(encoded: bytes, builder: BatchBuilder) -> int:
     """Return the index of a resource; each is decoded once.
 
     Raises:
         SpanError: it is damaged.
 
     """
-    encoded = bytes(raw) or b"{}"
+    encoded = encoded or b"{}"
     known = builder.known_resource(encoded)
     if known is not None:
         return known

@@ -12,6 +12,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span, TracesData
 
 from analyzers.readers import otlp_json
@@ -138,6 +139,19 @@ def _resource(resource_spans: ResourceSpans, builder: BatchBuilder) -> int:
     encoded = resource_spans.resource.SerializeToString(deterministic=True)
     known = builder.known_resource(encoded)
     return builder.resource(encoded, _flatten(resource_spans.resource.attributes)) if known is None else known
+
+
+def read_resource(encoded: bytes, builder: BatchBuilder) -> int:
+    """Return the index of a resource that is not decoded yet.
+
+    Raises:
+        SpanError: it is damaged.
+
+    """
+    try:
+        return _resource(ResourceSpans(resource=Resource.FromString(encoded)), builder)
+    except DecodeError as error:
+        raise SpanError(shorten(f"its resource is not OTLP ({error})")) from error
 
 
 def _telling(spans: Iterable[Span]) -> list[FlatSpan]:
