@@ -14,10 +14,14 @@ from otel_cache.semconv import names
 
 REPLAY = (0, 30)
 """From this version on the mask keeps what a resend can use where speculation drops a block."""
+OWN_DROP = (0, 30)
+"""In this version chunks end where the flag of any group wants it, and a Mamba group registers by its own alone."""
 FINE_MASK = (0, 29)
 """From this version on the mask works on the hit grid, which partial hits make finer than the scheduler block."""
 BELOW_LAST = (0, 32)
 """From this version on the last state of a prompt lies where its resend can use it."""
+BELOW_JUNCTION = (0, 33)
+"""From this version on a group that drops a block keeps what a prompt can use that parts right behind a junction."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,11 @@ def _chunk_end(settings: Settings, prefill: Prefill, start: int) -> int:
         if aligned > start or block <= budget:
             end = aligned
     last, tail = _last_position(settings, prefill.tokens, block), _tail(settings, prefill.tokens)
-    inside = prefill.junction if settings.partial_hits and settings.version_tuple >= REPLAY else 0
     stops = [
         (start // block + 1) * block if start % block else 0,
         last,
         tail if last < tail < prefill.tokens else 0,
-        inside or start + (prefill.junction - start) // block * block if start < prefill.junction < end else 0,
+        start + (prefill.junction - start) // block * block if start < prefill.junction < end else 0,
     ]
     end = min((stop for stop in stops if start < stop < end), default=end)
     return end if end > start else min(prefill.tokens, start + budget)
@@ -87,13 +90,20 @@ def _last_position(settings: Settings, tokens: int, block: int) -> int:
 
 
 def _tail(settings: Settings, tokens: int) -> int:
-    """Return the position inside a block at which a prompt's last state is kept; 0 where hits end on blocks only."""
+    """Return the position inside a block at which a prompt's last chunk begins; 0 where hits end on blocks only."""
     if not settings.partial_hits:
         return 0
     unit = settings.hash_block
     if settings.version_tuple >= REPLAY:
         return _last_position(settings, tokens, unit)
     return tokens // unit * unit
+
+
+def _tail_key(settings: Settings, group: Group, tokens: int) -> int:
+    """Return the position at which a Mamba group registers a prompt's last state, if a chunk ends there."""
+    if settings.version_tuple == OWN_DROP and settings.partial_hits and not group.flagged:
+        return tokens // settings.hash_block * settings.hash_block
+    return _tail(settings, tokens)
 
 
 def kept(settings: Settings, group: Group, prefill: Prefill) -> list[int]:
@@ -109,7 +119,8 @@ def kept(settings: Settings, group: Group, prefill: Prefill) -> list[int]:
 def _kept_mamba(settings: Settings, prefill: Prefill, ends: Sequence[int]) -> list[int]:
     if settings.retention == names.RETENTION_DENSE:
         return list(ends)
-    interval, reachable = int(settings.retention), set(_reachable(settings, prefill))
+    interval, block = int(settings.retention), ends[0] if ends else 1
+    reachable = {position // block * block for position in _reachable(settings, prefill)}
     return [end for end in ends if (interval and end % interval == 0) or end in reachable]
 
 
@@ -144,7 +155,7 @@ def _reachable(settings: Settings, prefill: Prefill, group: Group | None = None)
         found = [tokens - 1]
     if prefill.junction:
         found.append(prefill.junction)
-        if group and group.flagged and settings.version_tuple >= REPLAY:
+        if group and group.flagged and settings.version_tuple >= BELOW_JUNCTION:
             found.append(prefill.junction - group.block_size)
     return [position // grid * grid for position in found]
 
@@ -157,8 +168,8 @@ def left(settings: Settings, group: Group, prefill: Prefill) -> list[int]:
         # The state of a chunk that ends inside a block is taken for that of the block's end.
         made = {-(-end // group.block_size) * group.block_size for end in ends}
         found = [end for end in wanted if end in made]
-        tail = _tail(settings, prefill.tokens)
-        inside = tail in ends and (tail % group.block_size or settings.version_tuple >= REPLAY)
+        tail = _tail_key(settings, group, prefill.tokens)
+        inside = tail in ends and (tail % group.block_size or settings.version_tuple >= BELOW_LAST)
         return sorted({*found, tail} if inside else found)
     if group.dense and settings.partial_hits and group.fine_grained:
         unit, tokens = settings.hash_block, prefill.tokens

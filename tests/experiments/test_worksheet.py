@@ -2,6 +2,7 @@
 
 import json
 import os
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from conftest import VECTORS, Labs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lab.cases import HYBRID, MTP, shipped
+from vllm_versions import ENGINES as SERVED
 from vllm_versions import VERSIONS
 
 from analyzers.experiments.configured import checked, configured
@@ -22,6 +24,7 @@ from otel_cache.errors import LabError
 
 SIZES = (16, 64, 160, 1600)
 EXAMPLES = 25
+FINE = 40
 
 
 def of(tokens: int, version: str = "0.32", **engine: Any) -> Settings:
@@ -108,6 +111,59 @@ def test_the_real_scheduler(bare_lab: Labs, version: str) -> None:
 
     holds()
     assert ran > EXAMPLES // 2
+
+
+FINE_VERSIONS = tuple(dict.fromkeys((*VERSIONS, *SERVED)))
+"""Those that the tests have: versions differ most in what they keep inside blocks."""
+
+
+@st.composite
+def fine_engines(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
+    """Return the settings of an engine whose hits end inside blocks, and a prompt's length (tokens).
+
+    Mamba blocks are wider than the match unit, those of full attention may be, and those of a window are as wide.
+    """
+    unit, wide = draw(st.sampled_from([4, 16, 40])), draw(st.sampled_from([2, 3, 4, 8]))
+    dense = draw(st.sampled_from([1, wide, 2 * wide, *(2, 4) * (wide in (4, 8))]))
+    groups: list[dict[str, Any]] = [
+        {"kind": "mamba", "block_size": unit * wide, "layers": draw(st.sampled_from([1, 3]))},
+        {"kind": "full_attention", "block_size": unit * dense},
+    ]
+    if draw(st.integers(0, 2)) == 0:
+        window = draw(st.sampled_from([unit, 2 * unit, 3 * unit + 5]))
+        groups.append({"kind": "sliding_window", "window": window, "block_size": unit})
+    speculative = draw(st.sampled_from([None, MTP]))
+    if speculative and draw(st.booleans()):
+        groups[draw(st.integers(0, len(groups) - 1))]["draft"] = True
+    block = unit * lcm(wide, dense)
+    more = draw(st.sampled_from([-unit, -5, -1, 0, 1, unit, unit + 1]) | st.integers(-block, block))
+    return {
+        "prefix_match_unit": unit,
+        "prefix_cache_retention_interval": draw(st.sampled_from([0, "default", "dense", block, 3 * block])),
+        "max_num_batched_tokens": draw(st.sampled_from([1, 2, 3, 5])) * block
+        + draw(st.sampled_from([0, unit, block // 3])),
+        "num_gpu_blocks": 8000,
+        "speculative": speculative,
+        "groups": draw(st.permutations(groups)),
+        "max_num_seqs": 8,
+        "async_scheduling": False,
+    }, max(1, draw(st.integers(0, 7)) * block + more)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("version", FINE_VERSIONS)
+def test_hits_inside_blocks(bare_lab: Labs, version: str) -> None:
+    """A match unit finer than blocks: the same, whatever blocks the groups have and whichever the drafter is in."""
+
+    @settings(max_examples=FINE, deadline=None, derandomize=True, database=None)
+    @given(fine_engines())
+    def holds(drawn: tuple[dict[str, Any], int]) -> None:
+        engine, tokens = drawn
+        block = lcm(*(group["block_size"] for group in engine["groups"]))
+        said = bare_lab[version].run(sends(engine, tokens, 2 * block + 3))
+        assert (said.hits[1:4], said.hits[5]) == predicted(version, engine, tokens), (engine, tokens)
+
+    holds()
 
 
 ENGINES: list[dict[str, Any]] = [
