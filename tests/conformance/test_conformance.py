@@ -4,12 +4,14 @@ The hits were measured on vLLM's own scheduler, without the instrumentation. `ma
 versions that otel-cache is tested with, `make test` for three of them.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from analysis.checks import analyzed, hits
 from conftest import Labs
+from docs.markdown import read, rows, sections
 from lab.cases import resent, shipped
 from vllm_versions import VERSIONS
 
@@ -82,3 +84,39 @@ def test_early_branch(lab: Labs, tmp_path: Path, version: str, asynchronous: boo
     case = shipped("early_branch", async_scheduling=asynchronous)
     hit = 9600 if version_tuple(version) >= (0, 33) else 8000
     assert hits(analyzed(lab[version], case, tmp_path / "spans.jsonl")) == [0, 0, hit, hit]
+
+
+def documented(version: str) -> dict[str, list[str]]:
+    """Return the cells of a version's rows in docs/versions.md, by the section."""
+    found = {}
+    for heading, part in sections(read("docs/versions.md")).items():
+        for name, *cells in rows(part):
+            if name == version:
+                found[heading] = [cell.strip("*`") for cell in cells]
+    return found
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_page_on_versions(lab: Labs, tmp_path: Path, version: str) -> None:
+    """docs/versions.md says what this version's scheduler does; bold is where a first repeat hits nothing."""
+    spans = tmp_path / "spans.jsonl"
+
+    def sent(case: dict[str, Any]) -> str:
+        return " ".join(str(request.hit_tokens) for request in lab[version].run(case, spans).requests)
+
+    def model(tokens: int = 11910, **engine: Any) -> str:
+        return sent(shipped("model_case", **engine) | {"requests": resent(tokens)})
+
+    def interval(**engine: Any) -> str:
+        case = shipped("model_case", prefix_cache_retention_interval="default", **engine) | {"requests": resent(1)}
+        return str(analyzed(lab[version], case, spans).replicas["replica-0"]["vllm.kv_cache.retention_interval"])
+
+    name = "prefix_cache_retention_interval"
+    told = documented(version)
+    assert told["One prompt, sent again"] == [
+        model(speculative=None, **{name: "default"}), *(model(**{name: value}) for value in ("default", 0, 1600)),
+    ]  # fmt: skip
+    assert told["Other cases"] == [model(6400, speculative=None, **{name: 0}), sent(shipped("early_branch"))]
+    assert told["The retention interval"][:2] == [interval(), interval(speculative=None)]
+    for cell in re.findall(r"\| (\**0 [\d *]+) (?=\|)", read("docs/versions.md")):
+        assert cell.startswith("**0 0 ") == cell.endswith("**") == ("0 0 " in cell), cell
