@@ -208,7 +208,7 @@ def _findings(report: Report, rules: Sequence[str]) -> Judged:
 
 def _settings(report: Report, wanted: Mapping[str, Any]) -> Judged:
     differ = [
-        f"{name} is {_shown(_values(report, name))}, not {value}"
+        f"the policy asks for {name} {value}; it is {_shown(_values(report, name))}"
         for name, value in wanted.items()
         if [str(each) for each in _values(report, name)] != [str(value)]
     ]

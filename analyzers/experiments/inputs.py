@@ -51,6 +51,8 @@ def load_work(path: Path, engine: Path | None) -> Work:
 
     """
     path = find_scenario(path)
+    if path.is_file() and not path.stat().st_size:
+        raise ScenarioError(f"{path}: is empty; it holds neither requests nor spans")
     if not is_capture(path):
         if engine == SAME and not SAME.exists():
             raise ScenarioError(

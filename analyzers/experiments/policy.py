@@ -12,8 +12,10 @@
 Only the rules that stand in the file are judged.
 """
 
+import difflib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -100,8 +102,12 @@ def load_policy(path: Path) -> Policy:
         policy = msgspec.convert(data, Policy)
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at ")
+        if problem.startswith("Invalid enum"):
+            problem += f"; there are {', '.join(get_args(Shape))}"
         raise UsageError(f"{path}: {place.strip('`').removeprefix('$.') or 'top level'}: {problem}") from error
     _check_rules(policy, path)
+    for place, needed in _without_effect(policy):
+        raise UsageError(f"{path}: {place}: nothing is asked for, so nothing would be judged; give {needed}")
     if policy == Policy():
         raise UsageError(f"{path}: no rule is on, so there is nothing to judge")
     return policy
@@ -114,3 +120,32 @@ def _check_rules(policy: Policy, path: Path) -> None:
     for rule in policy.findings.none_of if policy.findings else ():
         if rule not in known:
             raise UsageError(f"{path}: findings.none_of: no rule {rule!r}; there are {', '.join(known)}")
+    for name in policy.settings or ():
+        _check_name(name, f"{path}: settings")
+    for name in policy.recorded if isinstance(policy.recorded, tuple) else ():
+        _check_name(name, f"{path}: recorded")
+
+
+def _check_name(name: str, place: str) -> None:
+    """Refuse a name of vLLM's that nothing has; other attributes of a resource are whatever its user gave it."""
+    known = [value for value in vars(names).values() if isinstance(value, str) and value.startswith("vllm.")]
+    if name.startswith("vllm.") and name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else "docs/signals.md has all of them"
+        raise UsageError(f"{place}: no attribute {name!r}; {hint}")
+
+
+def _without_effect(policy: Policy) -> Iterator[tuple[str, str]]:
+    """Yield rules that hold whatever the capture, and what is to be given to them."""
+    if policy.first_repeat is not None and not policy.first_repeat.shapes:
+        yield "first_repeat.shapes", " or ".join(get_args(Shape))
+    if policy.evictions == Evictions():
+        yield "evictions", "at_most_blocks or at_most_share"
+    if policy.warm_conversations == Warm():
+        yield "warm_conversations", "at_least or two_longest_tokens"
+    if policy.findings is not None and not policy.findings.none_of:
+        yield "findings.none_of", "names of rules"
+    if policy.settings == {}:
+        yield "settings", "attributes and their values"
+    if policy.recorded == ():
+        yield "recorded", "names of attributes, or true"
