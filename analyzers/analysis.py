@@ -1,19 +1,21 @@
 """The whole analysis: a capture in, results out. Pure."""
 
+import gc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from analyzers.capacity import capacity_of
 from analyzers.choice import Choice
 from analyzers.counters import check_counters
 from analyzers.coverage import coverage_of
-from analyzers.families import with_families
+from analyzers.families import families_of
 from analyzers.findings import findings
 from analyzers.fleet import fleet_of
 from analyzers.model import BY_DESIGN, CLASSES, SERVED, UNEXPLAINED, UNKNOWN, Analysis, Capture, LookupResult, Range
 from analyzers.observations import observations
 from analyzers.replay import Replay
-from analyzers.results import lookup_results
+from analyzers.results import lookup_results, passes_of
 from analyzers.routers import routed_of, with_routers
 from analyzers.sequences import sequences
 from analyzers.speed import Speed, speeds, total_seconds
@@ -28,15 +30,20 @@ def analyze(capture: Capture, choice: Choice | None = None) -> Analysis:
         CaptureError: a replica's resource lacks what prediction needs.
 
     """
+    with _collector_off():
+        return _analyze(capture, choice)
+
+
+def _analyze(capture: Capture, choice: Choice | None) -> Analysis:
     replay = Replay(capture)
     replayed = replay.run()
-    passes = {(row["life"], row["parent_span_id"], row["group"]): row for row in capture.groups.iter_rows(named=True)}
-    everything = with_families(replayed, lookup_results(replayed, capture.lives, passes))
+    everything = lookup_results(replayed, capture.lives, passes_of(capture.groups), families_of(replayed))
     everything = with_routers(capture, everything)
     results = choice.of(everything) if choice else everything
     lost: Counter[str] = Counter()
     for result in results:
-        lost.update(result.lost)
+        for cls, count in result.lost.items():
+            lost[cls] += count
     replicas = len({life.replica for life in capture.lives})
     known = speeds(capture.steps)
     fleet, capacity = fleet_of(results, replay.caches, replicas), capacity_of(capture, replay.caches, results)
@@ -60,10 +67,22 @@ def analyze(capture: Capture, choice: Choice | None = None) -> Analysis:
     )
 
 
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Leave out the search for cycles: nothing here makes any, and the objects are many."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def _seconds(results: Sequence[LookupResult], known: dict[int, Speed], *, avoidable: bool) -> Range | None:
     """Return how long computing what was not served took, all of it or what could have been served."""
     tokens: Counter[int] = Counter()
+    spared = NOT_AVOIDABLE if avoidable else SERVED
     for result in results:
-        spared = NOT_AVOIDABLE if avoidable else SERVED
         tokens[result.life] += sum(max(0, count) for cls, count in result.lost.items() if cls not in spared)
     return total_seconds(tokens, known)

@@ -46,9 +46,10 @@ def capacity_of(capture: Capture, caches: Sequence[Residency], results: Sequence
 def _evicted(evicts: pl.DataFrame) -> Mapping[tuple[int, int], tuple[int, list[int]]]:
     """Return, by (life, group), how many blocks were given to others, and their ages (ms)."""
     found: dict[tuple[int, int], tuple[int, list[int]]] = {}
-    for row in by_allocation(evicts).iter_rows(named=True):
-        count, ages = found.get((row["life"], row["group"]), (0, []))
-        found[row["life"], row["group"]] = (count + len(row["fingerprints"]) // FINGERPRINT_BYTES, ages + row["ages"])
+    blocks = pl.col("fingerprints").bin.size() // FINGERPRINT_BYTES
+    by_group = by_allocation(evicts).group_by("life", "group").agg(blocks.sum(), pl.col("ages").explode().drop_nulls())
+    for life, group, count, ages in by_group.iter_rows():
+        found[life, group] = (count, ages)
     return found
 
 

@@ -1,11 +1,17 @@
 """A capture's evidence as events in time, and what is missing of it."""
 
-import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import polars as pl
 
 from analyzers import model
 from otel_cache.semconv import names
+
+Kind = Literal["lookup", "store", "evict"]
+_KINDS: Sequence[Kind] = ("lookup", "store", "evict")
+_LEFT_OUT = ("end", "trace_id", "parent_span_id", "origin", "positions", "ages")
+"""Columns that no event needs."""
 
 
 class Event(NamedTuple):
@@ -13,45 +19,50 @@ class Event(NamedTuple):
 
     time: int
     life: int
-    kind: str
+    kind: Kind
     row: dict[str, Any]
 
 
-def events_of(capture: model.Capture) -> Iterator[Event]:
-    """Yield the events of `capture`, each life in the order of its records, the lives merged by time."""
-    frames = {"lookup": capture.lookups, "store": capture.stores, "evict": capture.evicts}
-    lives: list[list[tuple[int, int, str, dict[str, Any]]]] = [[] for _ in capture.lives]
-    for kind, frame in frames.items():
-        for row in frame.to_dicts():
-            lives[row["life"]].append((row["start"], row["sequence"], kind, row))
-    streams = []
-    for life, events in enumerate(lives):
-        events.sort(key=lambda event: event[1])
-        latest = 0
-        ordered = []
-        for time, sequence, kind, row in events:
-            latest = max(latest, time)  # a life's own order counts for more than its clock
-            ordered.append((latest, life, sequence, kind, row))
-        streams.append(ordered)
-    for time, life, _, kind, row in heapq.merge(*streams, key=lambda event: event[:3]):
-        yield Event(time, life, kind, row)
+def timeline(capture: model.Capture) -> pl.DataFrame:
+    """Return the events of `capture`, each life in the order of its records, the lives merged by time.
+
+    Columns: `time` (ns), `life`, `kind` (index into lookups, stores and evicts), `index` of the row in its frame,
+    `sequence`, `number`, `missing`.
+    """
+    shared = ["life", "sequence", "number", "missing", "start"]
+    events = pl.concat(
+        frame.select(shared).with_row_index("index").with_columns(kind=pl.lit(kind, pl.Int8))
+        for kind, frame in enumerate((capture.lookups, capture.stores, capture.evicts))
+    )
+    events = events.sort("life", "sequence", maintain_order=True)
+    # A life's own order counts for more than its clock.
+    latest = pl.max_horizontal("start", pl.lit(0, pl.Int64)).cum_max().over("life")
+    return events.with_columns(time=latest).drop("start").sort("time", "life", maintain_order=True)
 
 
-def successors(capture: model.Capture, events: Sequence[Event]) -> dict[int, list[int]]:
-    """Return, for each life, the lives of the same replica that were over when it began.
+def events_of(capture: model.Capture, order: pl.DataFrame | None = None) -> Iterator[Event]:
+    """Yield the events of `capture` in the `order` of its timeline."""
+    order = timeline(capture) if order is None else order
+    rows = []
+    for kind, frame in enumerate((capture.lookups, capture.stores, capture.evicts)):
+        index = order.filter(pl.col("kind") == kind)["index"]
+        rows.append(frame.drop(_LEFT_OUT, strict=False)[index].iter_rows(named=True))
+    for time, life, kind in order.select("time", "life", "kind").iter_rows():
+        yield Event(time, life, _KINDS[kind], next(rows[kind]))
+
+
+def successors(capture: model.Capture, order: pl.DataFrame) -> dict[int, list[int]]:
+    """Return, for each life in a timeline, the lives of the same replica that were over when it began.
 
     Lives that overlap in time are replicas that share a name, not one after the other.
     """
-    spans: dict[int, tuple[int, int]] = {}
-    for event in events:
-        spans[event.life] = (spans.get(event.life, (event.time, event.time))[0], event.time)
-    replicas = [life.replica for life in capture.lives]
+    times = order.group_by("life").agg(begin=pl.col("time").min(), end=pl.col("time").max()).sort("life")
+    spans = {life: (begin, end) for life, begin, end in times.iter_rows()}
+    of_replica: dict[str, list[int]] = {}
+    for life in spans:
+        of_replica.setdefault(capture.lives[life].replica, []).append(life)
     return {
-        life: [
-            other
-            for other, (_, end) in spans.items()
-            if other != life and replicas[other] == replicas[life] and end < begin
-        ]
+        life: [other for other in of_replica[capture.lives[life].replica] if spans[other][1] < begin]
         for life, (begin, _) in spans.items()
     }
 
@@ -68,32 +79,34 @@ class Holes:
 
     """
 
-    def __init__(self, capture: model.Capture, events: Sequence[Event]) -> None:
-        numbers: dict[int, dict[int, int]] = {}
+    def __init__(self, capture: model.Capture, order: pl.DataFrame) -> None:
         self._found = [False for _ in capture.lives]
         self._ever = [False for _ in capture.lives]
         self._gaps: list[list[int]] = [[] for _ in capture.lives]
-        self.missing = 0
         self.kept_back = 0
         samplers = [{names.SAMPLER, names.COLLECTOR_SAMPLER} & set(life.attributes) for life in capture.lives]
         self.thinned = any(samplers)
-        for event in events:
-            row = event.row
-            if row["number"] is not None:
-                numbers.setdefault(event.life, {})[row["number"]] = row["sequence"]
-            if row["missing"]:
-                self.missing += row["missing"]
-                self._ever[event.life] = True
-        for life, known in numbers.items():
-            absent = max(known) + 1 - len(known)
-            self.missing += absent
-            self.kept_back += absent if names.COLLECTOR_SAMPLER in samplers[life] else 0
-            self._gaps[life] = gaps(known)
+        told = order.filter(pl.col("missing") != 0)
+        self.missing = int(told["missing"].sum())
+        for life in told["life"].unique():
+            self._ever[life] = True
+        numbered = order.filter(pl.col("number").is_not_null())
+        number = pl.col("number")
+        ends = numbered.group_by("life").agg(least=number.min(), most=number.max(), count=number.n_unique())
+        for life, least, most, count in ends.iter_rows():
+            if least == 0 and most + 1 == count:
+                continue
+            self.missing += most + 1 - count
+            self.kept_back += most + 1 - count if names.COLLECTOR_SAMPLER in samplers[life] else 0
+            own = numbered.filter(pl.col("life") == life)
+            self._gaps[life] = gaps(dict(own.select("number", "sequence").iter_rows()))
             self._ever[life] |= bool(self._gaps[life])
         self.any = any(self._ever)
 
     def pass_by(self, event: Event) -> None:
         """Note the holes of a life up to `event`."""
+        if not self.any:
+            return
         life, row = event.life, event.row
         if row["missing"]:
             self._found[life] = True

@@ -26,12 +26,12 @@ def by_allocation(evicts: pl.DataFrame) -> pl.DataFrame:
 def evictions_of(evicts: pl.DataFrame) -> Mapping[int, list[Eviction]]:
     """Return, by life, how many blocks of each group went for each group's allocations, by (evicting, evicted)."""
     counts: dict[int, Counter[tuple[int | None, int]]] = {}
-    for row in by_allocation(evicts).iter_rows(named=True):
-        blocks = len(row["fingerprints"]) // FINGERPRINT_BYTES
-        takers = Counter(takers_of(row["evictor_groups"], blocks))
-        own = counts.setdefault(row["life"], Counter())
-        for taker, number in takers.items():
-            own[taker, row["group"]] += number
+    blocks = pl.col("fingerprints").bin.size() // FINGERPRINT_BYTES
+    by_text = by_allocation(evicts).group_by("life", "group", "evictor_groups", blocks).len()
+    for life, group, written, count, times in by_text.iter_rows():
+        own = counts.setdefault(life, Counter())
+        for taker in takers_of(written, count):
+            own[taker, group] += times
     return {
         life: [Eviction(by, of, blocks) for (by, of), blocks in sorted(own.items(), key=_order)]
         for life, own in counts.items()

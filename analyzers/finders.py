@@ -172,8 +172,8 @@ def agreement(settings: Settings, held: PositionsOf, limit: int, hashed: int, dr
     dense_hits: dict[int, int] = {}
     while True:
         current = hit
-        for index, ids in enumerate(settings.order):
-            group = settings.groups[ids[0]]
+        for index, groups in enumerate(settings.lookup_sets):
+            group = groups[0]
             if group.dense and index in dense_hits:
                 current = min(current, dense_hits[index])
                 continue
@@ -182,8 +182,7 @@ def agreement(settings: Settings, held: PositionsOf, limit: int, hashed: int, dr
             if to_drop and group.drops:
                 beyond = hashed if settings.block_beyond else limit
                 asked = min(current + drop_unit(settings, group), beyond)
-            together = held([settings.groups[i] for i in ids])
-            found = find(group, together, asked, to_drop and group.drops, settings.alignment).hit
+            found = find(group, held(groups), asked, to_drop and group.drops, settings.alignment).hit
             if to_drop:
                 verified.add(index)
             elif found < current:
@@ -206,13 +205,12 @@ def furthest(settings: Settings, held: PositionsOf, limit: int, hashed: int) -> 
     The arguments are those of `agree`.
     """
     hits = []
-    for ids in settings.order:
-        group = settings.groups[ids[0]]
+    for groups in settings.lookup_sets:
+        group = groups[0]
         asked = limit
         if settings.block_beyond and group.drops:
             asked = min(limit + drop_unit(settings, group), hashed)
-        together = held([settings.groups[i] for i in ids])
-        hits.append(find(group, together, asked, group.drops, settings.alignment).hit)
+        hits.append(find(group, held(groups), asked, group.drops, settings.alignment).hit)
     return max(hits)
 
 

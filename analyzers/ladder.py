@@ -129,6 +129,9 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
     completed = min(walk.at, furthest(settings, here.positions, limit, hashed)) if scene.completed else 0
     _residence(walk, scene, max(local, completed), once)
 
+    if not walk.at:
+        return Explained(0, 0, _certain(walk.steps, scene, prompt.tokens, once), [], 0, (), _joined(walk.reasons))
+
     # A state of a sparse group can be no further on than what an earlier request had of the prompt.
     possible = min(hashed, max(0, scene.seen.same_key - settings.lookahead))
     dense_only = _dense_only(here, possible)
@@ -140,15 +143,21 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
         walk.reasons.append("after_drop" if undropped > needed else "grid")
     walk.down(model.ALIGNMENT, needed)
 
-    predicted = completed if scene.completed else min(needed, agree(settings, here.positions, limit, hashed))
+    predicted = needed
+    if len(settings.dense_groups) < len(settings.groups) and not scene.completed:
+        predicted = min(needed, agree(settings, here.positions, limit, hashed))
     result = Explained(predicted, needed, walk.steps, [], max(needed, predicted))
     if predicted < needed:
         result.missing = find_missing(here, needed)
         result.intact = min(registered, agree(settings, each_of(here.kept), limit, hashed))
         _states(walk, here, result)
     result.steps = _certain(walk.steps, scene, prompt.tokens, once)
-    result.reason = ",".join(dict.fromkeys(walk.reasons))
+    result.reason = _joined(walk.reasons)
     return result
+
+
+def _joined(reasons: Sequence[str]) -> str:
+    return ",".join(dict.fromkeys(reasons))
 
 
 def _registration(walk: _Walk, scene: Scene, once: int) -> None:

@@ -121,7 +121,7 @@ class Capture:
     unexported_spans: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class GroupState:
     """What one group had at the boundary that a lookup needed.
 
@@ -168,7 +168,7 @@ class Fact:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class LookupResult:
     """One lookup explained: `hit_tokens + sum(lost.values()) == prompt_tokens`.
 

@@ -1,29 +1,41 @@
 """Requests that were at work at a moment, and how far they got afterwards."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
-from analyzers.events import Event
+import polars as pl
+
 from analyzers.ladder import Coming
 from analyzers.prompts import Chain, Prompt, common_prefix
 from analyzers.settings import Settings
 from otel_cache.semconv.positions import parse_positions
 
 Name = tuple[int, str]
+_STORE = 1
+_REGISTERED = ("stored", "masked", "not_materialized")
+"""Columns with positions that were computed; only the first are in the cache."""
 
 
 class Producers:
     """Knows in advance what each request registers, and when; `begin` says which are at work."""
 
-    def __init__(self, events: Sequence[Event], settings: Sequence[Settings]) -> None:
+    def __init__(self, stores: pl.DataFrame, order: pl.DataFrame, settings: Sequence[Settings]) -> None:
+        """Take `Capture.stores`, and when each of its rows was, as a timeline says."""
         self._settings = settings
         self._progress: dict[Name, list[tuple[int, list[range]]]] = {}
         self._active: dict[Name, None] = {}
-        for event in events:
-            if event.kind == "store":
-                runs = _registered(settings[event.life], event.row)
-                if runs:
-                    self._progress.setdefault((event.life, event.row["request_id"]), []).append((event.time, runs))
+        told = pl.DataFrame(
+            {"life": range(len(settings)), "asked": [_registering(own) for own in settings]},
+            schema={"life": pl.Int32, "asked": pl.Int32},
+        )
+        ordered = order.filter(pl.col("kind") == _STORE)
+        rows = stores.select("life", "request_id", "group", *_REGISTERED)[ordered["index"]]
+        rows = rows.with_columns(ordered["time"]).join(told, on="life", how="left", maintain_order="left")
+        rows = rows.filter(pl.col("asked").is_null() | (pl.col("asked") == pl.col("group")))
+        columns = rows.select("time", "life", "request_id", "asked", *_REGISTERED)
+        for time, life, request, asked, *texts in columns.iter_rows():
+            runs = [run for text in texts[: 3 if asked is None else 1] if text for run in parse_positions(text)]
+            if runs:
+                self._progress.setdefault((life, request), []).append((time, runs))
 
     def begin(self, name: Name, time: int) -> None:
         """Note that the request `name` has been looked up at `time` (ns)."""
@@ -65,13 +77,9 @@ class Producers:
         return best
 
 
-def _registered(settings: Settings, row: Mapping[str, Any]) -> list[range]:
-    """Return the positions that a store row registers in a dense group, or computes where there is none."""
-    dense = settings.dense_groups
-    if dense and row["group"] != dense[0].index:
-        return []
-    columns = ("stored",) if dense else ("stored", "masked", "not_materialized")
-    return [run for column in columns for run in parse_positions(row[column])]
+def _registering(settings: Settings) -> int | None:
+    """Return the dense group whose stores register positions; None: there is none, and what is computed counts."""
+    return settings.dense_groups[0].index if settings.dense_groups else None
 
 
 def _last_within(run: range, limit: int) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from analyzers import model
-from analyzers.events import Event, Holes, events_of, successors
+from analyzers.events import Event, Holes, events_of, successors, timeline
 from analyzers.finders import agree
 from analyzers.fleet_views import Caches, FleetViews
 from analyzers.ladder import Explained, Scene, Seen, explain
@@ -105,11 +105,11 @@ class Replay:
 
     def run(self) -> list[Replayed]:
         """Replay everything; return the lookups in order."""
-        events = list(events_of(self._capture))
-        self.holes = self._holes = Holes(self._capture, events)
-        self._producers = Producers(events, self.settings)
-        ends = successors(self._capture, events)
-        for event in events:
+        order = timeline(self._capture)
+        self.holes = self._holes = Holes(self._capture, order)
+        self._producers = Producers(self._capture.stores, order, self.settings)
+        ends = successors(self._capture, order)
+        for event in events_of(self._capture, order):
             for predecessor in ends.pop(event.life, ()):
                 self.caches[predecessor].end(Loss(event.time, "", "reset"))
                 self.caches[predecessor].over = True
@@ -191,15 +191,14 @@ class Replay:
 
     def _store(self, event: Event) -> None:
         life, row = event.life, event.row
-        settings = self.settings[life]
         name = (life, row["request_id"])
         prompt = self._prompts.get(name)
         if prompt is None:
             prompt = self._prompts[name] = Prompt([])
         if row["values"]:
-            begin = self._book(life).extend(prompt, settings, row["first"], row["values"])
+            begin = self._book(life).extend(prompt, self.settings[life], row["first"], row["values"])
             self._remember(prompt, name, begin)
-        if 0 <= row["group"] < len(settings.groups):
+        if 0 <= row["group"] < len(self.settings[life].groups):
             self.caches[life].store(row, prompt.chain)
 
     def _seen_of(

@@ -13,7 +13,8 @@ from analyzers.settings import Settings
 from otel_cache.records import FINGERPRINT_BYTES
 from otel_cache.semconv.positions import parse_positions
 
-_REFUSALS: Sequence[Literal["masked", "not_materialized"]] = ("masked", "not_materialized")
+_Refused = Literal["masked", "not_materialized"]
+_REFUSALS: Sequence[_Refused] = ("masked", "not_materialized")
 
 
 class Refusal(NamedTuple):
@@ -92,14 +93,15 @@ class Residency:
         self.moments: list[tuple[int, tuple[int, ...]]] = []
         self.everywhere: set[int] = set()
         self._used: dict[int, int] = {}
+        self._dense = [group.dense for group in settings.groups]
         self._held = 0
         self._most = 0
 
     def store(self, row: Mapping[str, Any], chain: Chain) -> None:
         """Apply a row of `Capture.stores`."""
-        number = row["group"]
+        number, text = row["group"], row["stored"]
         group = self.groups[number]
-        stored = self._named(row["stored"], chain)
+        stored = self._named(text, chain) if text else ()
         if stored:
             before = len(group.held)
             group.held.update(stored)
@@ -107,21 +109,25 @@ class Residency:
             self._used.update(dict.fromkeys(stored, row["start"]))
             group.stored += len(stored)
             held = len(group.held)
-            self._held += held - before
-            group.peak = max(group.peak, held)
-            if self._held > self._most:
-                self._most = self._held
-                self.peak = [len(each.held) for each in self.groups]
+            if held > before:
+                self._held += held - before
+                if held > group.peak:
+                    group.peak = held
+                if self._held > self._most:
+                    self._most = self._held
+                    self.peak = [len(each.held) for each in self.groups]
             _forget(group.refused, stored)
             _forget(group.lost, stored)
-            if self.settings.groups[number].dense:
-                self.everywhere.update(stored)
-        if not self.settings.groups[number].dense:
-            self._refuse(row, chain, group)
-            if row["wanted"] or row["stored"]:
-                group.told.setdefault(row["request_id"], []).append((row["wanted"], row["stored"]))
+        if self._dense[number]:
+            self.everywhere.update(stored)
+            return
+        for state in _REFUSALS:
+            if row[state]:
+                self._refuse(group, self._named(row[state], chain), row, state)
+        if text or row["wanted"]:
+            group.told.setdefault(row["request_id"], []).append((row["wanted"], text))
         if not self.settings.dense_groups:
-            for column in ("stored", "masked", "not_materialized"):
+            for column in ("stored", *_REFUSALS):
                 computed = self._named(row[column], chain)
                 self.computed.update(computed)
                 self.everywhere.update(computed)
@@ -164,17 +170,12 @@ class Residency:
             group.held.clear()
         self._held = 0
 
-    def _refuse(self, row: Mapping[str, Any], chain: Chain, group: GroupResidency) -> None:
-        for state in _REFUSALS:
-            if not row[state]:
-                continue
-            refusal = Refusal(row["request_id"], state, row["chunk_start"], row["chunk_end"])
-            named = set(self._named(row[state], chain)).difference(group.held)
-            if state != "masked" and not group.refused.keys().isdisjoint(named):
-                # A state that was computed once and refused says more than one that another request never made.
-                known = group.refused
-                named = {each for each in named if not (each in known and known[each].state == "masked")}
-            group.refused.update(dict.fromkeys(named, refusal))
+    def _refuse(self, group: GroupResidency, named: Sequence[int], row: Mapping[str, Any], state: _Refused) -> None:
+        known, absent = group.refused, set(named).difference(group.held)
+        if state != "masked" and not known.keys().isdisjoint(absent):
+            # A state that was computed once and refused says more than one that another request never made.
+            absent = {each for each in absent if not (each in known and known[each].state == "masked")}
+        known.update(dict.fromkeys(absent, Refusal(row["request_id"], state, row["chunk_start"], row["chunk_end"])))
 
     def _named(self, text: str, chain: Chain) -> list[int]:
         """Return the identities of the positions in `text` that are named, in their order."""

@@ -1,7 +1,10 @@
 """From replayed lookups to results: one row per request, its tokens classed, its groups at the needed boundary."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from itertools import accumulate
+from operator import sub
+
+import polars as pl
 
 from analyzers import model
 from analyzers.facts import facts_of
@@ -15,9 +18,34 @@ SHOWN_POSITIONS = 16
 HELD_LESS = (model.EVICTED, model.RESET, model.HELD_ELSEWHERE, model.IN_FLIGHT)
 """Losses that leave less of the prefix than the request that computed it had, and so move the needed boundary."""
 
+_STAGES = {
+    cls: stage
+    for stage, classes in enumerate((
+        (model.COLD, model.KEY_DIFFERENCE),
+        (model.TAIL, model.IN_FLIGHT, model.EVICTED, model.RESET, model.UNKNOWN),
+        (model.HELD_ELSEWHERE,),
+        (model.SPECULATIVE_DROP, model.ALIGNMENT, model.NOT_MATERIALIZED, model.SHIFTED_BOUNDARY,
+         model.CHECKPOINT_EVICTED),
+    ))
+    for cls in classes
+}  # fmt: skip
+"""At which stage of the funnel the tokens of a class fall out."""
+
+Passes = Mapping[tuple[int, str], Mapping[int, tuple[int | None, int | None]]]
+"""By life and span id of a lookup, and by group: what it was asked for first, and its hit. Tokens."""
+
+
+def passes_of(groups: pl.DataFrame) -> Passes:
+    """Return what `Capture.groups` says of the groups in each lookup."""
+    asked = pl.col("asked_tokens").list.first()
+    found: dict[tuple[int, str], dict[int, tuple[int | None, int | None]]] = {}
+    for life, span, group, *said in groups.select("life", "parent_span_id", "group", asked, "hit_tokens").iter_rows():
+        found.setdefault((life, span), {})[group] = (said[0], said[1])
+    return found
+
 
 def lookup_results(
-    replayed: Sequence[Replayed], lives: Sequence[model.Life], passes: Mapping[tuple[int, str, int], Mapping[str, Any]]
+    replayed: Sequence[Replayed], lives: Sequence[model.Life], passes: Passes, families: Mapping[tuple[int, str], str]
 ) -> list[LookupResult]:
     """Return one result per request and life: of its first admitted lookup, else of its last.
 
@@ -26,7 +54,8 @@ def lookup_results(
     Args:
         replayed: the lookups, in order.
         lives: the replicas' lives.
-        passes: rows of `Capture.groups` by (life, span id of the lookup, group).
+        passes: of the groups in each lookup.
+        families: by life and request id.
 
     """
     attempts: dict[tuple[int, str], int] = {}
@@ -36,15 +65,18 @@ def lookup_results(
         attempts[name] = attempts.get(name, 0) + one.row["attempts"]
         if name not in chosen or not chosen[name].row["admitted"]:
             chosen[name] = one
-    return [_result(one, lives[name[0]], attempts[name], passes, replayed) for name, one in chosen.items()]
+    return [
+        _result(one, lives[name[0]], attempts[name], passes, replayed, families[name]) for name, one in chosen.items()
+    ]
 
 
 def _result(
     one: Replayed,
     life: model.Life,
     attempts: int,
-    passes: Mapping[tuple[int, str, int], Mapping[str, Any]],
+    passes: Passes,
     replayed: Sequence[Replayed],
+    family: str,
 ) -> LookupResult:
     row, explained = one.row, one.explained
     prompt, hit = row["prompt_tokens"], row["hit_tokens"]
@@ -83,6 +115,7 @@ def _result(
         best_hit_tokens=max(elsewhere.best, used) if elsewhere else None,
         best_replicas=elsewhere.replicas if elsewhere else (),
         previous_turn_hit_tokens=elsewhere.previous_turn if elsewhere else None,
+        family=family,
         ladder=[(step.cls, step.upper, step.lower) for step in explained.steps] if explained else [],
     )
 
@@ -122,32 +155,23 @@ def _funnel(one: Replayed, used: int, external: int) -> tuple[int, ...] | None:
     """Return the tokens at each stage of `model.FUNNEL`; None where the ladder of the lookup is not known."""
     if one.explained is None:
         return None
-    falls = (
-        {model.COLD, model.KEY_DIFFERENCE},
-        {model.TAIL, model.IN_FLIGHT, model.EVICTED, model.RESET, model.UNKNOWN},
-        {model.HELD_ELSEWHERE},
-        {model.SPECULATIVE_DROP, model.ALIGNMENT, model.NOT_MATERIALIZED, model.SHIFTED_BOUNDARY,
-         model.CHECKPOINT_EVICTED},
-    )  # fmt: skip
-    at = one.row["prompt_tokens"]
-    stages = [at]
-    for classes in falls:
-        at -= sum(step.upper - step.lower for step in one.explained.steps if step.cls in classes)
-        stages.append(at)
-    return (*stages, used + external)
+    falls = [0, 0, 0, 0]
+    for step in one.explained.steps:
+        if (stage := _STAGES.get(step.cls)) is not None:
+            falls[stage] += step.upper - step.lower
+    return (*accumulate(falls, sub, initial=one.row["prompt_tokens"]), used + external)
 
 
-def _group_states(
-    one: Replayed, needed: int, passes: Mapping[tuple[int, str, int], Mapping[str, Any]]
-) -> list[GroupState]:
+def _group_states(one: Replayed, needed: int, passes: Passes) -> list[GroupState]:
     missing: dict[int, Missing] = {}
     if one.explained:
         missing = {entry.group.index: entry for entry in one.explained.missing}
     # Of a group that the lookup does not ask nothing is needed: vLLM rebuilds what it holds.
     asked = {index for ids in one.settings.order for index in ids} if one.explained and needed else set()
+    said = passes.get((one.row["life"], one.row["span_id"]), {})
     states = []
     for group in one.settings.groups:
-        seen = passes.get((one.row["life"], one.row["span_id"], group.index), {})
+        first, hit = said.get(group.index, (None, None))
         entry = missing.get(group.index)
         below, above = one.residency.below[group.index], one.residency.above[group.index]
         # Without a boundary that a hit could have had, there is nothing that a group could lack.
@@ -159,8 +183,8 @@ def _group_states(
                 group=group.index,
                 kind=group.kind,
                 block_size=group.block_size,
-                asked_tokens=seen["asked_tokens"][0] if seen.get("asked_tokens") else None,
-                hit_tokens=seen.get("hit_tokens") or 0,
+                asked_tokens=first,
+                hit_tokens=hit or 0,
                 stored_below=below,
                 stored_above=above,
                 state=state,

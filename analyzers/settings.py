@@ -74,6 +74,11 @@ class Settings:
         return tuple(group for group in self.groups if group.dense)
 
     @cached_property
+    def lookup_sets(self) -> tuple[tuple[Group, ...], ...]:
+        """The groups of each entry of `order`."""
+        return tuple(tuple(self.groups[i] for i in ids) for ids in self.order)
+
+    @cached_property
     def sparse_groups(self) -> tuple[Group, ...]:
         """The groups that keep states at some boundaries only, as far as the lookup asks them."""
         return tuple(self.groups[i] for ids in self.order for i in ids if not self.groups[i].dense)

@@ -16,7 +16,7 @@ class View:
     It holds for one moment: what has been found out once is not asked of the cache again.
     """
 
-    __slots__ = ("_leading", "_matched", "chain", "residency", "shared", "unit")
+    __slots__ = ("_leading", "_matched", "_positions", "chain", "residency", "shared", "unit")
 
     def __init__(self, residency: Residency, chain: Chain, shared: int) -> None:
         self.residency = residency
@@ -25,6 +25,7 @@ class View:
         self.unit = residency.settings.hash_block
         self._leading: dict[tuple[int, bool], int] = {}
         self._matched: dict[tuple[int, bool], int] = {}
+        self._positions: dict[tuple[int, int], Positions] = {}
 
     def prefix(self, limit: int, ever: bool = False) -> int:
         """Return how much of the prompt all dense groups hold without a gap (or ever held), at most `limit` tokens.
@@ -113,8 +114,11 @@ class View:
             return None
 
     def positions(self, groups: Sequence[Group]) -> Positions:
-        """Return where all of `groups` have a key."""
-        return _Held(self, groups)
+        """Return where all of `groups` have a key: one group, or those of an entry of the lookup's order."""
+        key = (groups[0].index, len(groups))
+        if (known := self._positions.get(key)) is None:
+            known = self._positions[key] = _Held(self, groups)
+        return known
 
 
 class _Held(Positions):
