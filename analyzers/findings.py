@@ -124,7 +124,8 @@ _RULES: dict[str, tuple[str, str, Fix]] = {
         "shifted-boundary", "the retention mask refused the state that a hit needed", _of_worst(fix_shifted)
     ),
     model.NOT_MATERIALIZED: (
-        "not-materialized", "no state was ever made where a hit needed one", _of_worst(fix_not_materialized)
+        "not-materialized", "no state was ever made where a hit needed one", 
+        lambda case: fix_not_materialized(case.settings, case.worst, case.results)
     ),
     model.CHECKPOINT_EVICTED: (
         "checkpoint-evicted", "the state that a hit needed had been evicted", _of_worst(fix_evicted)

@@ -91,8 +91,8 @@ def fix_shifted(settings: Settings, worst: LookupResult) -> str:
     return fix
 
 
-def fix_not_materialized(settings: Settings, worst: LookupResult) -> str:
-    """Say how to make a chunk end where a state was needed."""
+def fix_not_materialized(settings: Settings, worst: LookupResult, rows: Sequence[LookupResult] = ()) -> str:
+    """Say how to make a chunk end where the worst of `rows` needed a state, and of how many tokens that is the end."""
     at = worst.needed_boundary
     lacking = [group for group in worst.groups if group.group in worst.limiting_groups]
     if not at or not lacking:
@@ -113,8 +113,14 @@ def fix_not_materialized(settings: Settings, worst: LookupResult) -> str:
         "requests: smaller chunks make long prefills slower)"
     )
     if settings.retention == names.RETENTION_DENSE or _mask_wants(lacking, at):
-        return f"{fix}; the mask keeps the state there"
-    return f"{fix}, and keep the state there: {retention_fix(settings)}"
+        fix += "; the mask keeps the state there"
+    else:
+        fix += f", and keep the state there: {retention_fix(settings)}"
+    lost = [(row.lost[model.NOT_MATERIALIZED], row.needed_boundary) for row in rows]
+    there = sum(tokens for tokens, boundary in lost if boundary % budget == 0)
+    if there < sum(tokens for tokens, _ in lost):
+        fix += f"; that ends {number(there)} of these tokens, the other lookups needed states at other boundaries"
+    return fix
 
 
 def _mask_wants(lacking: Sequence[GroupState], boundary: int) -> bool:

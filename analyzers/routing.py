@@ -39,8 +39,8 @@ def _routing(fleet: Fleet | None, results: Sequence[LookupResult]) -> list[Findi
             f"conversation ({counted(fleet.sticky_conversation_tokens)})",
             tokens_lost=0,
             lookup=worst,
-            cause=f"{', '.join(lookup.best_replicas)} would have hit {number(lookup.best_hit_tokens or 0)}, "
-            f"{lookup.replica} hit {number(lookup.hit_tokens)}{_sent(lookup)}",
+            cause=f"{counted(lookup.hit_tokens)} were hit on {lookup.replica}; {', '.join(lookup.best_replicas)} "
+            f"would have hit {number(lookup.best_hit_tokens or 0)}{_sent(lookup)}",
             severity="info",
             replicas=sorted({result.replica for result in results if result.regret_tokens}),
         )

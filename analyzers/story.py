@@ -38,9 +38,11 @@ def stories(capture: Capture, request: str) -> list[Story]:
     """Return the stories of the requests with this id, vLLM's or the API's; one per replica that had it.
 
     Raises:
-        UsageError: the capture has no lookup of such a request.
+        UsageError: the id is empty, or the capture has no lookup of such a request.
 
     """
+    if not request:
+        raise UsageError("an empty REQUEST: is a variable unset?")
     analysis = analyze(capture)
     ids = {(row["life"], row["request_id"]) for row in _where(capture.requests, external_id=request)}
     found = [

@@ -64,8 +64,9 @@ def printable(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """Begin with a capital, as a line of its own does."""
-    return text[:1].upper() + text[1:]
+    """Begin with a capital, as a line of its own does; but for a name, such as `replica-0`, which is as it is."""
+    first = text.partition(" ")[0].rstrip(",:;")
+    return text[:1].upper() + text[1:] if first.replace("'", "").isalpha() else text
 
 
 def shorten(text: str, width: int) -> str:

@@ -185,7 +185,7 @@ def _finding(number: int, finding: Finding, analysis: Analysis, width: int, pain
     if len(finding.replicas) > 1:
         names = [shorten(replica, 24) for replica in finding.replicas[:6]]
         more = f" and {len(finding.replicas) - 6:,} more" if len(finding.replicas) > 6 else ""
-        lines += wrap(f"{INDENT}Replicas {', '.join(names)}{more}", width, hanging=INDENT + " " * 9)
+        lines += wrap(f"Replicas {', '.join(names)}{more}", width, INDENT, INDENT + " " * 9)
     return lines
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from analyzers.model import Analysis
 from analyzers.reporters import text
-from analyzers.reporters.layout import figures, shorten
+from analyzers.reporters.layout import figures, sentence, shorten
 from analyzers.reporters.selection import Lookups
 from tests.reporters.example import ANALYSIS, COLD, EMPTY, REPEAT, analyses
 
@@ -53,7 +53,7 @@ Findings (1)
         at 9,600: stored
   Fix      Set --prefix-cache-retention-interval 1600
   Lost     9,600 tokens, 0.5 to 1.2 s of prefill
-Replicas r0, r1
+  Replicas r0, r1
 
 Fleet
   regret, what the best replica would have hit more: 9,600 tokens in 1 lookup
@@ -157,6 +157,22 @@ def test_an_identifier_keeps_its_ends(identifier: str, width: int) -> None:
     assert len(short) <= width
     if len(identifier) <= width and identifier.isprintable() and " " not in identifier:
         assert short == identifier
+
+
+def test_a_name_keeps_its_letters_where_a_sentence_begins_with_it() -> None:
+    for said in ("vllm:prefix_cache_hits_total counts 9", "gen_ai.usage says 9", "pod-0 hit 9", "9 tokens"):
+        assert sentence(said) == said
+    assert sentence("the drafter's group") == "The drafter's group"
+    assert sentence("groups, all of them") == "Groups, all of them"
+
+
+def test_the_replicas_of_a_finding_are_a_field_like_the_others() -> None:
+    finding = replace(ANALYSIS.findings[0], replicas=[f"replica-{index}" for index in range(9)])
+    lines = text.render(replace(ANALYSIS, findings=[finding])).splitlines()
+    assert "  Replicas replica-0, replica-1, replica-2, replica-3, replica-4, replica-5 and" in lines
+    assert lines[
+        lines.index("  Replicas replica-0, replica-1, replica-2, replica-3, replica-4, replica-5 and") + 1
+    ] == ("           3 more")
 
 
 def test_figures_of_a_finding_are_for_readers() -> None:
