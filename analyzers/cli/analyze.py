@@ -178,7 +178,7 @@ def _choice(
     """Return the choice of lookups that the options make.
 
     Raises:
-        UsageError: a time that is none, a replica or a request that the capture does not have.
+        UsageError: a time that is none, an end before its beginning, a replica or a request that the capture lacks.
 
     """
     from analyzers.choice import Choice, moment
@@ -190,12 +190,11 @@ def _choice(
         raise UsageError(f"--replica {replica}: not in the capture; there are {', '.join(replicas[:20])}")
     if family is not None and family not in capture.lookups["request_id"]:
         raise UsageError(f"--family {family}: no request of the capture has this id; --format json lists families")
-    return Choice(
-        None if since is None else moment(since, begin, "--since"),
-        None if until is None else moment(until, begin, "--until"),
-        replica,
-        family,
-    )
+    first = None if since is None else moment(since, begin, "--since")
+    last = None if until is None else moment(until, begin, "--until")
+    if first is not None and last is not None and first > last:
+        raise UsageError(f"--since {since} is later than --until {until}: no lookup lies between them")
+    return Choice(first, last, replica, family)
 
 
 def _colorful() -> bool:

@@ -37,6 +37,12 @@ def test_a_request_that_is_not_there() -> None:
     assert "repeat-9: the capture has no lookup of a request with this id; there are repeat-" in done.stderr
 
 
+def test_a_request_without_a_name() -> None:
+    done = run("explain", "", EXAMPLE)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "Error: an empty REQUEST: is a variable unset?\n"
+
+
 @pytest.mark.parametrize(("rules", "code"), [("evicted", 0), ("shifted-boundary", 1), ("evicted, shifted-boundary", 1)])
 def test_fail_on(rules: str, code: int) -> None:
     """The report is written either way."""
@@ -73,6 +79,8 @@ def test_a_choice_of_lookups() -> None:
         (["--until", "10"], "--until 10: neither"),
         (["--replica", "r9"], "--replica r9: not in the capture; there are replica-0"),
         (["--family", "x"], "--family x: no request of the capture has this id"),
+        (["--since", "2s", "--until", "1s"], "--since 2s is later than --until 1s: no lookup lies between them"),
+        (["--since", "2100-01-01", "--until", "1h"], "--since 2100-01-01 is later than --until 1h"),
     ],
 )
 def test_a_choice_that_is_none(options: list[str], said: str) -> None:
