@@ -2,8 +2,9 @@
 
 Three processes: this one sends records over the sidecar's socket as fast as it is read, the sidecar is the real one,
 held to one core, and a server on the same host takes what it exports. The clock stops when the server has everything.
+The records are made before it starts, and the server counts after it has stopped: the three share the machine.
 
-    python benchmarks/sidecar_export.py [--seconds 20] [--out FILE]
+    python benchmarks/sidecar_export.py [--spans 1000000] [--out FILE]
 
 A hybrid model's replica with one worker: 15 steps for each request, each of them with its worker's span, and per
 request a lookup with its groups, a store and an eviction. It prints one JSON object: spans a second, spans built,
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import grpc
@@ -52,6 +54,8 @@ BLOCK = 1600
 STEPS = 15
 """Steps for each request, as at 30 steps and 2 requests a second: one that prefills, the others decode."""
 REQUESTS_PER_FRAME = 32
+SPANS_PER_REQUEST = 36
+"""Two for each step, and the request's own: of its life, its lookup and three groups, its stores and its eviction."""
 PASSES = [
     GroupPass([3], 11909, 9600, 1600, BLOCK),
     GroupPass([0, 1, 2], 9600, 0, 0, BLOCK),
@@ -120,12 +124,10 @@ def frames() -> Iterator[tuple[bytes, bytes]]:
 
 def serve() -> None:
     """Take OTLP by gRPC; print the port, then at the end of stdin how many spans came."""
-    received = 0
+    received: list[bytes] = []
 
     def export(data: bytes, _: grpc.ServicerContext) -> bytes:
-        nonlocal received
-        request = ExportTraceServiceRequest.FromString(data)
-        received += sum(len(s.spans) for each in request.resource_spans for s in each.scope_spans)
+        received.append(data)
         return b""
 
     method = grpc.unary_unary_rpc_method_handler(export)
@@ -136,11 +138,13 @@ def serve() -> None:
     server.start()
     sys.stdin.read()
     server.stop(1).wait()
-    print(received, flush=True)
+    requests = map(ExportTraceServiceRequest.FromString, received)
+    print(sum(len(s.spans) for request in requests for each in request.resource_spans for s in each.scope_spans))
 
 
-def measure(seconds: float, out: str | None) -> dict[str, float]:
-    """Run the three processes for `seconds`; return what came out."""
+def measure(spans: int, out: str | None) -> dict[str, float]:
+    """Run the three processes on about so many spans; return what came out."""
+    made = list(islice(frames(), max(spans // (REQUESTS_PER_FRAME * SPANS_PER_REQUEST), 2)))
     folder = tempfile.mkdtemp(prefix="oc-")
     path = str(Path(folder) / "s")
     server = subprocess.Popen(
@@ -165,15 +169,12 @@ def measure(seconds: float, out: str | None) -> dict[str, float]:
                 peer.sendall(encode_frame(hello))
             first = highest = 0
             began, cpu = time.monotonic(), sum(process.cpu_times()[:2])
-            for of_core, of_worker in frames():
+            for number, (of_core, of_worker) in enumerate(made):
                 core.sendall(of_core)
                 worker.sendall(of_worker)
-                now = time.monotonic() - began
                 highest = max(highest, memory := process.memory_info().rss)
-                if not first and now > seconds / 2:
+                if number == len(made) // 2:
                     first = memory
-                if now > seconds:
-                    break
         while (status := query_status(path, 60)).processes or status.spans_waiting:
             time.sleep(0.02)
         while status.spans_exported + status.spans_lost < status.spans_built:
@@ -184,7 +185,7 @@ def measure(seconds: float, out: str | None) -> dict[str, float]:
     finally:
         sidecar.terminate()
         sidecar.wait(60)
-        received = int(server.communicate(timeout=60)[0])
+        received = int(server.communicate(timeout=300)[0])
         shutil.rmtree(folder)
     return {
         "sidecar_spans_per_s": round(status.spans_built / took),
@@ -202,14 +203,14 @@ def measure(seconds: float, out: str | None) -> dict[str, float]:
 def main() -> None:
     """Measure, and print the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long records are sent")
+    parser.add_argument("--spans", type=int, default=1_000_000, help="about how many spans (1000000)")
     parser.add_argument("--out", help="let the sidecar write its file of evidence as well")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve()
         return
-    print(json.dumps(measure(options.seconds, options.out), indent=1))
+    print(json.dumps(measure(options.spans, options.out), indent=1))
 
 
 if __name__ == "__main__":
