@@ -1,5 +1,6 @@
 """`otel-cache analyze`: a capture in, a report out."""
 
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -8,20 +9,22 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from analyzers.cli.completion import FILE, rules
 from analyzers.cli.files import write_whole
+from analyzers.cli.says import StatusLine, quiet_option, say, say_notes
 
 if TYPE_CHECKING:
     from analyzers.choice import Choice
     from analyzers.model import Analysis, Capture
+    from analyzers.readers.tally import Progress
 
-MAX_NOTES = 5
 MAX_JSON_LOOKUPS = 100_000
 FORMATS = ("text", "json", "markdown", "html", "parquet")
 EXAMPLE = "model_case.jsonl"
 
 
 @click.command("analyze")
-@click.argument("paths", metavar="PATH...", nargs=-1)
+@click.argument("paths", metavar="PATH...", nargs=-1, type=FILE)
 @click.option(
     "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True,
     help="A report to read (text, markdown, or one HTML file that needs no network), one JSON object "
@@ -32,14 +35,17 @@ EXAMPLE = "model_case.jsonl"
     help="Which lookups to list; losing: those that lost more than is by design. "
     "Without this option, text and Markdown list the losing ones, the others all.",
 )  # fmt: skip
-@click.option("--output", metavar="FILE", help="Write the report there instead of to stdout.")
+@click.option("--output", metavar="FILE", type=FILE, help="Write the report there instead of to stdout.")
 @click.option("--example", is_flag=True, help="Analyze the capture that comes with otel-cache.")
-@click.option("--fail-on", metavar="RULE[,RULE]", help="Exit with 1 if there is a finding of such a rule.")
+@click.option(
+    "--fail-on", metavar="RULE[,RULE]", shell_complete=rules, help="Exit with 1 if there is a finding of such a rule."
+)
 @click.option("--since", metavar="TIME", help="Only lookups from then on: ISO 8601, or 90s, 10m, 2h after the first.")
 @click.option("--until", metavar="TIME", help="Only lookups up to then.")
 @click.option("--replica", metavar="NAME", help="Only lookups on this replica.")
 @click.option("--family", metavar="REQUEST", help="Only lookups of the family that this request belongs to.")
 @click.option("--top", type=click.IntRange(0), default=3, show_default=True, help="Fixes that the report opens with.")
+@quiet_option
 def command(
     paths: tuple[str, ...],
     form: str,
@@ -75,12 +81,16 @@ def command(
     elif form == "parquet":
         raise click.UsageError("--format parquet needs --output FILE: a table is nothing for a terminal")
     failing = _rules(fail_on)
-    capture = read_capture(paths)
-    from analyzers.analysis import analyze
+    with StatusLine() as line:
+        capture = read_capture(paths, line)
+        from analyzers.analysis import analyze
 
-    analysis = analyze(capture, _choice(capture, since, until, replica, family))
+        line.show(f"explaining {capture.lookups.height:,} lookups", now=True)
+        analysis = analyze(capture, _choice(capture, since, until, replica, family))
+        line.show("writing the report", now=True)
+        report = _render(analysis, form, lookups, output, top)
     say_notes(capture.notes)
-    _write(_render(analysis, form, lookups, output, top), output)
+    _write(report, output)
     if failing & {finding.rule for finding in analysis.findings}:
         click.get_current_context().exit(1)
 
@@ -114,10 +124,9 @@ def _lookups_apart(analysis: "Analysis", lookups: Literal["all", "losing", "none
     if len(select_lookups(analysis, lookups)) <= MAX_JSON_LOOKUPS:
         return None
     if output is None:
-        click.echo(
+        say(
             f"note: more than {MAX_JSON_LOOKUPS:,} lookups are too many for one JSON object and left out of it; "
-            "with --output FILE they go to a Parquet file beside it",
-            err=True,
+            "with --output FILE they go to a Parquet file beside it"
         )
         return ""
     path = Path(output)
@@ -137,26 +146,29 @@ def _parquet(analysis: "Analysis", lookups: Literal["all", "losing", "none"]) ->
     return buffer.getvalue()
 
 
-def read_capture(paths: Sequence[str]) -> "Capture":
-    """Return the capture that `paths` are, the example where there are none."""
+def read_capture(paths: Sequence[str], line: StatusLine | None = None) -> "Capture":
+    """Return the capture that `paths` are, the example where there are none; `line` shows how far it is."""
     from analyzers.readers import open_capture
 
+    if paths and line is not None:
+        return open_capture(paths, reading(line))
     if paths:
-        return open_capture(paths)
+        with StatusLine() as own:
+            return open_capture(paths, reading(own))
     from importlib.resources import as_file, files
 
     with as_file(files("analyzers") / "examples" / EXAMPLE) as path:
         return open_capture([path])
 
 
-def say_notes(notes: Sequence[str]) -> None:
-    """Write what was skipped while reading to stderr."""
-    from analyzers.cli.main import printable
+def reading(line: StatusLine) -> "Progress":
+    """Return what shows on `line` how far reading is."""
 
-    for note in notes[:MAX_NOTES]:
-        click.echo(f"note: {printable(note)}", err=True)
-    if len(notes) > MAX_NOTES:
-        click.echo(f"note: {len(notes) - MAX_NOTES} more notes; --format json has them all", err=True)
+    def show(spans: int, number: int, inputs: int) -> None:
+        of = f", file {number:,} of {inputs:,}" if inputs > 1 else ""
+        line.show(f"reading: {spans:,} spans of otel_cache{of}")
+
+    return show
 
 
 def _rules(fail_on: str | None) -> set[str]:
@@ -168,7 +180,9 @@ def _rules(fail_on: str | None) -> set[str]:
     known = (*findings.RULES, *observations.RULES)
     named = {rule.strip() for rule in fail_on.split(",")}
     for rule in sorted(named - set(known)):
-        raise click.UsageError(f"--fail-on: no rule {rule!r}; there are {', '.join(known)}")
+        close = difflib.get_close_matches(rule, known, n=1)
+        meant = f". Did you mean {close[0]!r}?" if close else ""
+        raise click.UsageError(f"--fail-on: no rule {rule!r}; there are {', '.join(known)}{meant}")
     return named
 
 

@@ -4,13 +4,17 @@ from pathlib import Path
 
 import click
 
+from analyzers.cli.completion import FILE
+from analyzers.cli.says import quiet_option
+
 
 @click.command("check")
-@click.argument("paths", metavar="CAPTURE...", nargs=-1, required=True)
+@click.argument("paths", metavar="CAPTURE...", nargs=-1, required=True, type=FILE)
 @click.option("--policy", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The rules, in YAML.")
-@click.option("--probe", metavar="FILE", help="JSON of `otel-cache probe`, for the rule on outputs.")
+@click.option("--probe", metavar="FILE", type=FILE, help="JSON of `otel-cache probe`, for the rule on outputs.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
-@click.option("--output", metavar="FILE", help="Write the verdict there instead of to stdout.")
+@click.option("--output", metavar="FILE", type=FILE, help="Write the verdict there instead of to stdout.")
+@quiet_option
 def command(paths: tuple[str, ...], policy: Path, probe: str | None, form: str, output: str | None) -> None:
     """Judge a capture by a policy: the stop rule of a change as a file.
 

@@ -2,10 +2,14 @@
 
 import click
 
+from analyzers.cli.completion import FILE
+from analyzers.cli.says import StatusLine, quiet_option, say, say_notes
+
 
 @click.command("convert")
-@click.argument("paths", metavar="CAPTURE...", nargs=-1, required=True)
-@click.option("--output", metavar="FILE", required=True, help="The Parquet file to write; it is replaced.")
+@click.argument("paths", metavar="CAPTURE...", nargs=-1, required=True, type=FILE)
+@click.option("--output", metavar="FILE", type=FILE, required=True, help="The Parquet file to write; it is replaced.")
+@quiet_option
 def command(paths: tuple[str, ...], output: str) -> None:
     """Write captures to one Parquet file with typed columns, which all commands read far faster than what it came from.
 
@@ -17,9 +21,10 @@ def command(paths: tuple[str, ...], output: str) -> None:
       otel-cache convert spans.jsonl --output spans.parquet
       otel-cache convert captures/ --output day.parquet
     """
-    from analyzers.cli.analyze import say_notes
+    from analyzers.cli.analyze import reading
     from analyzers.readers import convert
 
-    spans, notes = convert(paths, output)
-    say_notes(notes)
-    click.echo(f"{spans} spans written to {output}", err=True)
+    with StatusLine() as line:
+        spans, notes = convert(paths, output, reading(line))
+    say_notes(notes, more="")
+    say(f"{spans:,} spans written to {output}")

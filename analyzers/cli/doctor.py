@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from analyzers.cli.says import printable
+
 
 @click.command("doctor")
 @click.option(
@@ -27,7 +29,6 @@ def command(vllm: Path | None, form: str) -> None:
         otel-cache doctor
         otel-cache doctor --vllm .lanes/0.33.0 --format json
     """
-    from analyzers.cli.main import printable
     from analyzers.doctor.checks import PROBLEM, WARNING
     from analyzers.doctor.examine import examine
 

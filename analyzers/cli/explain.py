@@ -2,10 +2,14 @@
 
 import click
 
+from analyzers.cli.completion import FILE
+from analyzers.cli.says import quiet_option, say_notes
+
 
 @click.command("explain")
 @click.argument("request")
-@click.argument("paths", metavar="CAPTURE...", nargs=-1, required=True)
+@click.argument("paths", metavar="CAPTURE...", nargs=-1, required=True, type=FILE)
+@quiet_option
 def command(request: str, paths: tuple[str, ...]) -> None:
     """Tell one request's whole story on a time line: who computed its prefix, what became of it, what it hit and lost.
 
@@ -14,9 +18,9 @@ def command(request: str, paths: tuple[str, ...]) -> None:
 
     \b
     Example:
-      otel-cache explain cmpl-7f3a spans.jsonl
+      otel-cache explain repeat-0 spans.jsonl
     """
-    from analyzers.cli.analyze import read_capture, say_notes
+    from analyzers.cli.analyze import read_capture
     from analyzers.reporters import story as report
     from analyzers.story import stories
 

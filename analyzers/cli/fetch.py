@@ -10,8 +10,10 @@ from typing import Literal
 
 import click
 
+from analyzers.cli.completion import FILE
+from analyzers.cli.says import StatusLine, quiet_option, say, say_notes
+
 TOKEN = "OTEL_CACHE_BEARER_TOKEN"
-MAX_NOTES = 10
 KILLED = 128
 LIMITS = {"jaeger": 200, "tempo": 1000}
 TENANT_HEADERS = {"jaeger": "x-tenant", "tempo": "X-Scope-OrgID"}
@@ -21,7 +23,7 @@ TENANT_HEADERS = {"jaeger": "x-tenant", "tempo": "X-Scope-OrgID"}
 @click.argument("backend", type=click.Choice(["jaeger", "tempo"]))
 @click.argument("url")
 @click.option(
-    "--out", metavar="FILE", required=True, help="Write the capture there, as OTLP JSON lines; - for stdout."
+    "--out", metavar="FILE", type=FILE, required=True, help="Write the capture there, as OTLP JSON lines; - for stdout."
 )  # fmt: skip
 @click.option(
     "--since", metavar="TIME", default="1h", show_default=True,
@@ -42,14 +44,15 @@ TENANT_HEADERS = {"jaeger": "x-tenant", "tempo": "X-Scope-OrgID"}
 )  # fmt: skip
 @click.option("--tenant", metavar="ID", help="Tenant to ask for.")
 @click.option(
-    "--bearer-token-file", metavar="FILE",
+    "--bearer-token-file", metavar="FILE", type=FILE,
     help=f"File with the bearer token; without it the variable {TOKEN} counts.",
 )  # fmt: skip
-@click.option("--ca-file", metavar="FILE", help="Certificates to verify the back end with.")
+@click.option("--ca-file", metavar="FILE", type=FILE, help="Certificates to verify the back end with.")
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, metavar="SECONDS",
     help="How long the back end may be silent.",
 )  # fmt: skip
+@quiet_option
 def command(
     backend: Literal["jaeger", "tempo"],
     url: str,
@@ -76,10 +79,8 @@ def command(
     """
     import time
 
-    from analyzers.cli.main import printable
     from analyzers.fetch.client import Access, Client
     from analyzers.fetch.jaeger import Jaeger
-    from analyzers.fetch.progress import ProgressLine
     from analyzers.fetch.run import Backend, fetch
     from analyzers.fetch.tempo import Tempo
     from analyzers.fetch.windows import parse_window
@@ -92,17 +93,15 @@ def command(
     headers = {TENANT_HEADERS[backend]: tenant} if tenant else {}
     client = Client(url, Access(_token(bearer_token_file), headers, ca_file, timeout))
     asked: Backend = Jaeger(client, api) if backend == "jaeger" else Tempo(client)
-    with _unwound(), closing(client), ProgressLine(sys.stderr) as progress:
+    with _unwound(), closing(client), StatusLine() as line:
+
+        def progress(spans: int, traces: int, share: float) -> None:
+            line.show(f"{share:4.0%}  {spans:,} spans of otel_cache in {traces:,} traces")
+
         fetched = fetch(asked, list(dict.fromkeys(services)), window, limit or LIMITS[backend], out, progress)
-    for note in fetched.notes[:MAX_NOTES]:
-        click.echo(f"note: {printable(note)}", err=True)
-    if len(fetched.notes) > MAX_NOTES:
-        click.echo(f"note: and {len(fetched.notes) - MAX_NOTES} more of such notes", err=True)
+    say_notes(fetched.notes, more="")
     others = f", and {fetched.foreign:,} of other programs," if fetched.foreign else ""
-    click.echo(
-        printable(f"{fetched.spans:,} spans of otel_cache{others} in {fetched.traces:,} traces from {window} to {out}"),
-        err=True,
-    )
+    say(f"{fetched.spans:,} spans of otel_cache{others} in {fetched.traces:,} traces from {window} to {out}")
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """`otel-cache lab`: vLLM's own scheduler on a CPU."""
 
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,13 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from analyzers.cli.completion import FILE
+from analyzers.cli.group import SuggestingGroup
+from analyzers.cli.says import StatusLine, bar, quiet_option, say, say_notes
+
 if TYPE_CHECKING:
     from analyzers.experiments.inputs import Work
 
 VLLM_HELP = "Folder that holds the package vllm to run, in place of the installed one."
 
 
-@click.group("lab")
+@click.group("lab", cls=SuggestingGroup)
 def command() -> None:
     """Run vLLM's scheduler and KV cache on a CPU, without a model.
 
@@ -40,6 +43,7 @@ def command() -> None:
     help="YAML file with the engine, replicas and routing to run on, in place of the scenario's own; `same`: those of "
     "the capture.",
 )
+@quiet_option
 def run(scenarios: tuple[Path, ...], out: Path | None, vllm: Path | None, engine: Path | None) -> None:
     """Run scenarios under the instrumentation and write their spans.
 
@@ -62,24 +66,15 @@ def run(scenarios: tuple[Path, ...], out: Path | None, vllm: Path | None, engine
         raise click.UsageError("Missing option '--out': the file for the spans")
     _refuse_to_overwrite(out, (*scenarios, *([engine] if engine and engine != SAME else [])))
     for work in works:
-        say_notes_of(work)
+        say_notes(work.notes, more="")
     with _spans(out) as spans:
-        results = run_scenarios([(work.name, work.scenario) for work in works], spans, vllm, _note)
+        with StatusLine() as line:
+            results = run_scenarios(
+                [(work.name, work.scenario) for work in works], spans, vllm, lambda text: line.show(text, now=True)
+            )
         captures = [work.capture for work in works if work.capture is not None]
         if len(captures) == len(works) == 1:
             _compare(works[0], spans, results[0].vllm_version)
-
-
-def say_notes_of(work: "Work") -> None:
-    """Write what a capture does not tell to stderr."""
-    from analyzers.cli.analyze import say_notes
-
-    say_notes(work.notes)
-
-
-def _note(text: str) -> None:
-    if sys.stderr.isatty():
-        click.echo(f"lab: {text}", err=True)
 
 
 @contextmanager
@@ -111,7 +106,7 @@ def _compare(work: "Work", spans: Path, version: str) -> None:
 
     assert work.capture
     if work.versions != [version]:
-        click.echo(f"note: the capture is of vLLM {', '.join(work.versions)}, the replay of {version}", err=True)
+        say(f"note: the capture is of vLLM {', '.join(work.versions)}, the replay of {version}")
     before, after = (to_object(analyze(capture)) for capture in (work.capture, open_capture([spans])))
     click.echo(report.render(compare(before, after)), nl=False)
 
@@ -136,7 +131,8 @@ def _compare(work: "Work", spans: Path, version: str) -> None:
 )  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), help="How many run at once.  [one per CPU]")
 @click.option("--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
-@click.option("--output", metavar="FILE", help="Write the table there instead of to stdout.")
+@click.option("--output", metavar="FILE", type=FILE, help="Write the table there instead of to stdout.")
+@quiet_option
 def sweep(
     work: Path,
     engine: Path | None,
@@ -166,12 +162,12 @@ def sweep(
     from analyzers.reporters import sweep as report
 
     loaded = load_work(work, engine)
-    say_notes_of(loaded)
+    say_notes(loaded.notes, more="")
     folders = [None if folder == Path("installed") else folder for folder in vllm]
     axes = Axes(vllm=folders, **{name: _values(name, text) for name, text in lists.items() if text})  # type: ignore[arg-type]
     settings = settings_of(loaded.scenario, axes, loaded.name)
-    with click.progressbar(length=len(settings), label="lab", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-        rows = run_sweep(settings, processes or os.cpu_count() or 1, lambda setting: bar.update(1))
+    with bar(len(settings), "lab") as shown:
+        rows = run_sweep(settings, processes or os.cpu_count() or 1, lambda setting: shown.update(1))
     renders = {"text": report.render, "json": report.render_json, "markdown": report.render_markdown}
     write_report(renders[form](rows), output)
 

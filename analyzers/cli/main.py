@@ -5,7 +5,6 @@ nobody reads the output. Anything else comes from a command that `otel-cache run
 """
 
 import contextlib
-import difflib
 import importlib
 import io
 import os
@@ -15,6 +14,8 @@ from typing import Any
 
 import click
 
+from analyzers.cli.group import SuggestingGroup
+from analyzers.cli.says import printable, quiet_option
 from otel_cache.errors import OtelCacheError
 from otel_cache.package import VERSION
 
@@ -40,7 +41,7 @@ class _NobodyReads(Exception):
     """The reader of stdout has gone."""
 
 
-class _Verbs(click.Group):
+class _Verbs(SuggestingGroup):
     """A group whose commands are `analyzers.cli.<verb>.command`, imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -64,18 +65,10 @@ class _Verbs(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            close = difflib.get_close_matches(args[0], VERBS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(VERBS)}."
-            ctx.fail(f"no such command {args[0]!r}; {hint}")
-        return super().resolve_command(ctx, args)
-
 
 @click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="otel-cache")
+@quiet_option
 def commands() -> None:
     """Say why an LLM server's prefix cache missed.
 
@@ -84,11 +77,6 @@ def commands() -> None:
       otel-cache run --out spans.jsonl -- vllm serve MODEL
       otel-cache analyze spans.jsonl
     """
-
-
-def printable(text: str) -> str:
-    """Return `text` without what a terminal would take for a command: control characters are written out."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

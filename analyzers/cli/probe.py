@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from analyzers.cli.completion import FILE
+from analyzers.cli.files import write_whole
+from analyzers.cli.says import is_quiet, quiet_option, say
+
 if TYPE_CHECKING:
     from analyzers.probe.spans import Spans
 
@@ -26,19 +30,22 @@ if TYPE_CHECKING:
 @click.option(
     "--output-tokens", type=click.IntRange(1, 4096), default=16, show_default=True, help="Length of the answers."
 )
-@click.option("--spans", metavar="FILE", help="File that the server's sidecar writes to (OTLP JSON lines).")
+@click.option("--spans", metavar="FILE", type=FILE, help="File that the server's sidecar writes to (OTLP JSON lines).")
 @click.option(
     "--otlp-port", type=click.IntRange(0, 65535), metavar="PORT",
     help="Receive the spans of the server's sidecar by OTLP over gRPC on this port; 0: on a free one.",
 )  # fmt: skip
-@click.option("--api-key-file", metavar="FILE", help="File with the server's API key; else OPENAI_API_KEY is used.")
+@click.option(
+    "--api-key-file", metavar="FILE", type=FILE, help="File with the server's API key; else OPENAI_API_KEY is used."
+)
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), default=120.0, show_default=True, metavar="SECONDS",
     help="How long one request may take.",
 )  # fmt: skip
 @click.option("--allow-traffic", is_flag=True, help="Probe the server though others use it as well.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--output", metavar="FILE", help="Write the report there instead of to stdout.")
+@click.option("--output", metavar="FILE", type=FILE, help="Write the report there instead of to stdout.")
+@quiet_option
 def command(
     url: str,
     control: str | None,
@@ -95,7 +102,7 @@ def command(
             _progress,
         )
     if output is not None:
-        Path(output).write_text(json.render(report) if form == "json" else text.render(report), encoding="utf-8")
+        write_whole(output, json.render(report) if form == "json" else text.render(report))
     else:
         colorful = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         click.echo(json.render(report) if form == "json" else text.render(report, color=colorful), nl=False, color=True)
@@ -117,7 +124,7 @@ def _spans(path: str | None, port: int | None) -> "Iterator[Spans | None]":
     with tempfile.TemporaryDirectory(prefix="otel-cache-probe-") as folder:
         file = Path(folder) / "spans"
         receiver = Receiver(port or 0, file)
-        click.echo(f"taking spans by OTLP (gRPC) on port {receiver.port}", err=True)
+        say(f"taking spans by OTLP (gRPC) on port {receiver.port}")
         try:
             yield Spans(file, f"port {receiver.port}")
         finally:
@@ -139,5 +146,5 @@ def _api_key(path: str | None) -> str | None:
 
 
 def _progress(says: str) -> None:
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not is_quiet():
         click.echo(says, err=True)

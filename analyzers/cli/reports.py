@@ -7,6 +7,9 @@ from typing import Any
 
 import click
 
+from analyzers.cli.files import write_whole
+from analyzers.cli.says import say_notes
+
 FIRST_BYTES = 4096
 
 
@@ -24,7 +27,7 @@ def read_reports(paths: Sequence[str]) -> dict[str, Any]:
 
     """
     from analyzers.analysis import analyze
-    from analyzers.cli.analyze import read_capture, say_notes
+    from analyzers.cli.analyze import read_capture
     from analyzers.reporters.json import to_object
     from otel_cache.errors import UsageError
 
@@ -61,21 +64,16 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def write_report(text: str, output: str | None) -> None:
-    """Write a report to stdout, or to the file `output`.
+    """Write a report to stdout, or to the file `output`, whole or not at all.
 
     Raises:
         UsageError: the file cannot be written.
 
     """
-    from otel_cache.errors import UsageError
-
     if output is None:
         click.echo(text, nl=False)
-        return
-    try:
-        Path(output).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{output}: cannot be written ({error.strerror})") from error
+    else:
+        write_whole(output, text)
 
 
 def _is_report(path: str) -> bool:

@@ -2,9 +2,13 @@
 
 import click
 
+from analyzers.cli.completion import FILE
+
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
-@click.option("--out", metavar="FILE", help="Write every span there: Parquet if it ends in .parquet, else OTLP JSON.")
+@click.option(
+    "--out", metavar="FILE", type=FILE, help="Write every span there: Parquet if it ends in .parquet, else OTLP JSON."
+)
 @click.option("--endpoint", metavar="URL", help="Export by OTLP to this endpoint.")
 @click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(out: str | None, endpoint: str | None, words: tuple[str, ...]) -> None:

@@ -2,10 +2,14 @@
 
 import click
 
+from analyzers.cli.completion import FILE
+
 
 @click.command("sidecar")
-@click.option("--socket", metavar="PATH", help="Unix socket to listen on; by default this user's own.")
-@click.option("--out", metavar="FILE", help="Write every span there: Parquet if it ends in .parquet, else OTLP JSON.")
+@click.option("--socket", metavar="PATH", type=FILE, help="Unix socket to listen on; by default this user's own.")
+@click.option(
+    "--out", metavar="FILE", type=FILE, help="Write every span there: Parquet if it ends in .parquet, else OTLP JSON."
+)
 @click.option("--append", is_flag=True, help="Go on after what FILE holds instead of replacing it.")
 @click.option("--endpoint", metavar="URL", help="Export by OTLP to this endpoint.")
 @click.option(

@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from analyzers.cli.completion import FILE
+from analyzers.cli.says import quiet_option, say_notes
+
 if TYPE_CHECKING:
     from analyzers.settings import Settings
 
@@ -17,7 +20,12 @@ DROPPING = ("mtp", "eagle", "eagle3")
 @click.command("worksheet")
 @click.option("--prompt-tokens", required=True, type=click.IntRange(1, 1 << 24), help="Length of the prompt.")
 @click.option(
-    "--from", "sources", multiple=True, metavar="PATH", help="Capture of a replica, whose settings are taken."
+    "--from",
+    "sources",
+    multiple=True,
+    metavar="PATH",
+    type=FILE,
+    help="Capture of a replica, whose settings are taken.",
 )
 @click.option("--replica", metavar="NAME", help="Which replica of the capture.")
 @click.option(
@@ -38,6 +46,7 @@ DROPPING = ("mtp", "eagle", "eagle3")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Most tokens in a step.  [8192]")
 @click.option("--vllm-version", metavar="VERSION", help=f"Of which vLLM the rules are.  [{VERSION}]")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@quiet_option
 def command(
     prompt_tokens: int,
     sources: tuple[str, ...],
@@ -75,7 +84,7 @@ def command(
 def _of_capture(
     sources: tuple[str, ...], replica: str | None, engine: Path | None, given: dict[str, Any]
 ) -> "Settings":
-    from analyzers.cli.analyze import read_capture, say_notes
+    from analyzers.cli.analyze import read_capture
     from analyzers.experiments.captured import settings_of
 
     wrong = [_option(name) for name in given if name not in ("retention_interval", "max_num_batched_tokens")]

@@ -7,11 +7,13 @@ from analyzers.model import Capture
 from analyzers.readers.batches import read_batches
 from analyzers.readers.frames import CaptureBuilder
 from analyzers.readers.sources import find_sources
-from analyzers.readers.tally import FILE, Tally
+from analyzers.readers.tally import FILE, Progress, Tally, no_progress
 from otel_cache.errors import CaptureError
 
 
-def open_capture(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Capture:
+def open_capture(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], progress: Progress = no_progress
+) -> Capture:
     """Read files, folders, globs, `-` (stdin) and Parquet in object storage as one capture; one or several of them.
 
     What an input holds is told by its content: OTLP as JSON or Protobuf, compressed or not, Parquet, or what Jaeger or
@@ -25,10 +27,13 @@ def open_capture(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
     tally = Tally()
     builder = CaptureBuilder(tally)
     sources = find_sources([paths] if isinstance(paths, str | os.PathLike) else paths, tally)
-    for source in sources:
+    read = 0
+    for number, source in enumerate(sources, 1):
         try:
             for batch, what in read_batches(source):
                 builder.add(batch, f"{source.label} {what}")
+                read += sum(frame.height for frame in batch.frames.values())
+                progress(read, number, len(sources))
         except CaptureError as error:
             if not source.found:
                 raise

@@ -7,11 +7,13 @@ from analyzers.readers import typed_parquet
 from analyzers.readers.batches import read_batches
 from analyzers.readers.columns import Batch
 from analyzers.readers.sources import find_sources, is_source
-from analyzers.readers.tally import FILE, Tally
+from analyzers.readers.tally import FILE, Progress, Tally, no_progress
 from otel_cache.errors import CaptureError, UsageError
 
 
-def convert(paths: Sequence[str | os.PathLike[str]], output: str) -> tuple[int, list[str]]:
+def convert(
+    paths: Sequence[str | os.PathLike[str]], output: str, progress: Progress = no_progress
+) -> tuple[int, list[str]]:
     """Write what `open_capture` would read to the Parquet file `output`; the memory does not grow with the inputs.
 
     Return how many spans of otel_cache there were, each as often as it came, and notes on what was passed over.
@@ -26,10 +28,13 @@ def convert(paths: Sequence[str | os.PathLike[str]], output: str) -> tuple[int, 
     tally = Tally()
 
     def batches() -> Iterator[Batch]:
-        for source in find_sources(paths, tally):
+        read, sources = 0, find_sources(paths, tally)
+        for number, source in enumerate(sources, 1):
             try:
                 for batch, _ in read_batches(source):
                     tally.add(batch.tally)
+                    read += sum(frame.height for frame in batch.frames.values())
+                    progress(read, number, len(sources))
                     yield batch
             except CaptureError as error:
                 if not source.found:

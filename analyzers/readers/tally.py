@@ -1,7 +1,7 @@
 """What was passed over while reading, counted by kind, and the sentences that say so."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 NOTES_PER_KIND = 5
@@ -9,6 +9,13 @@ NOT_JSON = "lines that are not JSON"
 NOT_OTLP = "lines that are not OTLP"
 BAD_SPAN = "spans of otel_cache that could not be used"
 FILE = "files"
+
+Progress = Callable[[int, int, int], None]
+"""Takes, now and then, the spans of otel_cache that were read so far, and the number of the input of how many."""
+
+
+def no_progress(spans: int, number: int, inputs: int) -> None:
+    """Show nothing."""
 
 
 class SpanError(ValueError):

@@ -32,6 +32,8 @@ PARSED = {
     "cd": "the paths behind it are looked for there",
     "cp": "its files are looked for",
     "docker": "needs its daemon: its files are looked for, tests/deploy",
+    "_OTEL_CACHE_COMPLETE=fish_source": "completion: tests/cli/test_habits.py",
+    "eval": "completion: tests/cli/test_habits.py",
     "echo": "nothing to find",
     "export": "its variables are looked for: tests/docs/test_configuration.py",
     "kubectl": "needs a cluster: its files are looked for, tests/deploy",

@@ -53,10 +53,15 @@ def leaves() -> Iterator[tuple[str, click.Command]]:
             yield verb, command
 
 
+def options_of(command: click.Command) -> set[str]:
+    """Return the options of a command, long and short."""
+    return {option for param in command.params if isinstance(param, click.Option) for option in param.opts}
+
+
 @pytest.mark.parametrize(("name", "command"), list(leaves()), ids=lambda value: value if isinstance(value, str) else "")
 def test_options_are_documented(name: str, command: click.Command) -> None:
     """docs/configuration.md has every option of a command, and none that is gone."""
-    options = {option for param in command.params if isinstance(param, click.Option) for option in param.opts}
+    options = {option for option in options_of(command) if option.startswith("--")}
     section = sections(read("docs/configuration.md"))[f"otel-cache {name}"]
     assert set(table(section)) == options
 
@@ -64,7 +69,7 @@ def test_options_are_documented(name: str, command: click.Command) -> None:
 def test_options_of_analyze_are_in_its_page() -> None:
     """docs/analyze.md has the same options."""
     analyze = dict(leaves())["analyze"]
-    options = {option for param in analyze.params if isinstance(param, click.Option) for option in param.opts}
+    options = {option for option in options_of(analyze) if option.startswith("--")}
     head = read("docs/analyze.md").split("## What it reads")[0]
     assert {match for row in rows(head) for match in re.findall(r"--[a-z-]+", row[0])} == options
 

@@ -1,0 +1,20 @@
+"""What a shell completes: files and folders, and the names of rules."""
+
+import click
+from click.shell_completion import CompletionItem
+
+FILE = click.Path()
+"""Any path, existing or not, that a shell completes as one; `-` and addresses in object storage pass as they are."""
+
+
+def rules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return lists of rules, separated by commas, that `incomplete` may become: its last name is completed."""
+    from analyzers import findings, observations
+
+    *before, last = incomplete.split(",")
+    known = (*findings.RULES, *observations.RULES)
+    return [
+        CompletionItem(",".join([*before, rule]))
+        for rule in known
+        if rule.startswith(last.strip()) and rule not in before
+    ]

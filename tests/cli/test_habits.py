@@ -1,0 +1,170 @@
+"""Habits of the command line: examples that run, --quiet, progress, completion, suggestions, exit codes, Ctrl-C."""
+
+import os
+import pty
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from docs.examples import EXAMPLE, help_lines, prepare, run
+from docs.markdown import read, rows, sections
+from experiments.commands import command as otel_cache
+
+from analyzers.cli.main import VERBS, commands
+from tests.cli.test_analyze import CAPTURE, COMMAND
+
+
+def every() -> Iterator[tuple[str, click.Command]]:
+    """Yield every command and group, by its full name."""
+    yield "otel-cache", commands
+    for verb in VERBS:
+        command = commands.get_command(click.Context(commands), verb)
+        assert command is not None
+        yield verb, command
+        if isinstance(command, click.Group):
+            yield from ((f"{verb} {name}", child) for name, child in command.commands.items())
+
+
+EVERY = dict(every())
+SPEAKING = set(EVERY) - {"lab", "run", "sidecar", "doctor"}
+"""Commands with notes or progress on stderr. A group has nothing to say; `run` and `sidecar` say errors only; what
+`doctor` says is its result."""
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_examples_of_the_help_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every help text has some, for its own command; each is run, or checked as far as tests/docs/examples.py says."""
+    monkeypatch.chdir(tmp_path)
+    prepare(tmp_path)
+    found = help_lines(EVERY[name])
+    assert found
+    for line in found:
+        assert name == "otel-cache" or " ".join(line.words[1:]).startswith(name)
+        run(line)
+
+
+def test_quiet_before_and_after_the_command(tmp_path: Path) -> None:
+    """Notes go, errors stay."""
+    torn = tmp_path / "spans.jsonl"
+    torn.write_bytes(CAPTURE + b"junk\n")
+    assert "note: " in otel_cache("analyze", torn).stderr
+    loud = otel_cache("analyze", torn)
+    for words in (["--quiet", "analyze", torn], ["analyze", torn, "-q"], ["analyze", "--quiet", torn]):
+        done = otel_cache(*words)
+        assert (done.returncode, done.stdout, done.stderr) == (0, loud.stdout, "")
+    assert otel_cache("-q", "convert", torn, "--output", tmp_path / "out.parquet").stderr == ""
+    assert otel_cache("-q", "analyze", tmp_path / "none").stderr.startswith("Error: ")
+
+
+def test_every_command_that_speaks_can_be_quiet() -> None:
+    assert {name for name, each in EVERY.items() if any(param.name == "quiet" for param in each.params)} == SPEAKING
+
+
+def on_a_terminal(*arguments: object) -> tuple[int, str]:
+    """Run a command whose stderr is a terminal; return its exit code and what came there."""
+    master, slave = pty.openpty()
+    with subprocess.Popen([*COMMAND, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=slave) as process:
+        os.close(slave)
+        said = b""
+        try:
+            while part := os.read(master, 4096):
+                said += part
+        except OSError:  # the other end has closed
+            pass
+        code = process.wait(60)
+    os.close(master)
+    return code, said.decode()
+
+
+def test_progress_is_for_terminals(tmp_path: Path) -> None:
+    """How far reading is, cleared at the end; nothing with --quiet, nothing in a pipe."""
+    code, said = on_a_terminal("analyze", EXAMPLE, EXAMPLE.parent)
+    assert code == 0
+    assert "\rreading: 40 spans of otel_cache" in said
+    assert "explaining 4 lookups" in said
+    assert said.split("note:")[0].endswith("\r")
+    code, said = on_a_terminal("convert", EXAMPLE, "--output", tmp_path / "out.parquet")
+    assert (code, "\rreading: 40 spans" in said) == (0, True)
+    assert on_a_terminal("analyze", EXAMPLE, "--quiet") == (0, "")
+    assert otel_cache("analyze", EXAMPLE).stderr == ""
+
+
+def completed(*words: str) -> list[str]:
+    """Return what bash would offer for the last word: kind and value."""
+    environ = {
+        **os.environ, "_OTEL_CACHE_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(["otel-cache", *words]),
+        "COMP_CWORD": str(len(words)),
+    }  # fmt: skip
+    done = subprocess.run(COMMAND, env=environ, capture_output=True, text=True, timeout=60)
+    return done.stdout.split()
+
+
+def test_completion() -> None:
+    """Commands, options, files, values, and the names of rules, the last of a list."""
+    assert completed("an") == ["plain,analyze"]
+    assert completed("lab", "s") == ["plain,sweep"]
+    assert completed("analyze", "--for") == ["plain,--format"]
+    assert completed("analyze", "--format", "h") == ["plain,html"]
+    assert completed("analyze", "--fail-on", "shift") == ["plain,shifted-boundary"]
+    assert completed("analyze", "--fail-on", "evicted,sampl") == ["plain,evicted,sampled"]
+    for words in (["analyze", "cap"], ["explain", "r", "cap"], ["convert", "x", "--output", "cap"], ["diff", "cap"]):
+        assert completed(*words) == ["file,cap"], words
+    source = {**os.environ, "_OTEL_CACHE_COMPLETE": "bash_source"}
+    script = subprocess.run(COMMAND, env=source, capture_output=True, text=True, timeout=60).stdout
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+    assert "_OTEL_CACHE_COMPLETE=bash_complete" in script
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["analize", "x"], "'analyze'"),
+        (["lab", "swep", "x"], "'sweep'"),
+        (["analyze", "x", "--fromat", "json"], "--format"),
+        (["analyze", "--example", "--fail-on", "shifted_boundary"], "'shifted-boundary'"),
+    ],
+)
+def test_what_was_meant(words: list[str], meant: str) -> None:
+    done = otel_cache(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "id you mean" in done.stderr
+    assert meant in done.stderr
+
+
+def test_exit_codes_are_documented() -> None:
+    """docs/command-line.md has each code that a command here ends with."""
+    told = {row[0] for row in rows(sections(read("docs/command-line.md"))["Exit codes"])}
+    assert told == {"`0`", "`1`", "`2`", "`130`", "`141`", "others"}
+    assert otel_cache("analyze", EXAMPLE).returncode == 0
+    assert otel_cache("analyze", EXAMPLE, "--fail-on", "shifted-boundary").returncode == 1
+    assert otel_cache("analyze", "none").returncode == otel_cache("analyze", "--none").returncode == 2
+    assert otel_cache("run", "--out", "/dev/null", "--", "no-such-command").returncode == 127
+
+
+@pytest.mark.parametrize("words", [["convert", "-", "--output"], ["analyze", "-", "--output"]], ids=lambda w: w[0])
+def test_ctrl_c_leaves_no_half_file(words: list[str], tmp_path: Path) -> None:
+    """What was there before is there still, and nothing else; the command ends with 130 and says nothing."""
+    output = tmp_path / "out"
+    output.write_text("before")
+    with subprocess.Popen([*COMMAND, *words, str(output)], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stderr
+        # More than a batch, so that convert has begun to write; it goes on reading what does not come.
+        line = CAPTURE.splitlines(keepends=True)[0]
+        for _ in range((20 << 20) // len(line)):
+            process.stdin.write(line)
+        process.stdin.flush()
+        if words[0] == "convert":
+            deadline = time.monotonic() + 60
+            while len(list(tmp_path.iterdir())) == 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert len(list(tmp_path.iterdir())) > 1
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert process.stderr.read().strip() == b""
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert output.read_text() == "before"
