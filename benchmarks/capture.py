@@ -10,11 +10,12 @@ import os
 import random
 import re
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count, islice
 from pathlib import Path
 
 from google.protobuf import json_format
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from analyzers.readers import convert
@@ -69,6 +70,15 @@ def capture(spans: int) -> dict[str, Path]:
     return paths
 
 
+def trace() -> Path:
+    """Return the trace that the variable names, or one made up in its form."""
+    if TRACE in os.environ:
+        return Path(os.environ[TRACE])
+    path = folder() / "trace.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in _made_up()))
+    return path
+
+
 def _digest() -> str:
     return hashlib.sha256(f"{ENGINE}{REQUESTS}".encode()).hexdigest()[:8]
 
@@ -76,13 +86,11 @@ def _digest() -> str:
 def _base() -> Path:
     path = folder() / f"{'mooncake' if os.environ.get(TRACE) else 'made-up'}-{_digest()}.base.jsonl"
     if not path.exists():
-        engine, trace = folder() / "engine.yaml", folder() / "trace.jsonl"
+        engine = folder() / "engine.yaml"
         engine.write_text(ENGINE + f"requests: {REQUESTS}\n")
-        if TRACE not in os.environ:
-            trace.write_text("".join(json.dumps(each) + "\n" for each in _made_up()))
         temporary = path.with_suffix(".part.jsonl")
         with LabWorker() as lab:
-            lab.run(load_workload(Path(os.environ.get(TRACE, trace)), engine), temporary)
+            lab.run(load_workload(trace(), engine), temporary)
         temporary.replace(path)
     return path
 
@@ -128,20 +136,52 @@ def _without_links(line: bytes) -> bytes:
 
 
 def _write_protobuf(base: Path, spans: int, path: Path, paths: dict[str, Path]) -> None:
-    def based(value: object) -> object:
-        if isinstance(value, list):
-            return [based(each) for each in value]
-        if not isinstance(value, dict):
-            return value
-        ids = ("traceId", "spanId", "parentSpanId")
-        return {
-            key: b64encode(bytes.fromhex(each)).decode() if key in ids else based(each) for key, each in value.items()
-        }
+    """Write the lines' spans as messages: each line is parsed once, and gets new ids and times turn by turn."""
+    lines = base.read_bytes().splitlines()
+    in_base = sum(line.count(b'"spanId":"') for line in map(_without_links, lines))
+    times = [int(found[2]) for line in lines for found in _TIME.finditer(line)]
+    length = max(times) - min(times) + GAP
+    messages = [json_format.ParseDict(_based(json.loads(line)), TracesData()) for line in lines]
+    del lines
+    with path.open("wb") as file:
+        for turn in range(-(-spans // in_base)):
+            mask = _mask(turn) ^ (_mask(turn - 1) if turn else 0)
+            for message in messages:
+                _renew(message, mask, turn, length if turn else 0)
+                written = message.SerializeToString()
+                file.write(len(written).to_bytes(4) + written)
 
-    with paths["json"].open("rb") as lines, path.open("wb") as file:
-        for line in lines:
-            message = json_format.ParseDict(based(json.loads(line)), TracesData()).SerializeToString()
-            file.write(len(message).to_bytes(4) + message)
+
+def _based(value: object) -> object:
+    if isinstance(value, list):
+        return [_based(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    ids = ("traceId", "spanId", "parentSpanId")
+    return {key: b64encode(bytes.fromhex(each)).decode() if key in ids else _based(each) for key, each in value.items()}
+
+
+def _renew(message: TracesData, mask: int, turn: int, later: int) -> None:
+    """Give what was made in the turn before new ids and times."""
+
+    def masked(identifier: bytes) -> bytes:
+        return (int.from_bytes(identifier[:4]) ^ mask).to_bytes(4) + identifier[4:] if identifier else b""
+
+    def renamed(attributes: Iterable[KeyValue], key: str) -> None:
+        for each in attributes:
+            if each.key == key:
+                old = each.value.string_value
+                each.value.string_value = f"t{turn}-{old.split('-', 1)[1] if turn else old}"
+
+    for resource_spans in message.resource_spans:
+        renamed(resource_spans.resource.attributes, "service.instance.id")
+        for span in resource_spans.scope_spans[0].spans:
+            renamed(span.attributes, "vllm.request.id")
+            for each in (span, *span.links):
+                each.trace_id, each.span_id = masked(each.trace_id), masked(each.span_id)
+            span.parent_span_id = masked(span.parent_span_id)
+            span.start_time_unix_nano += later
+            span.end_time_unix_nano += later
 
 
 def _write_parquet(base: Path, spans: int, path: Path, paths: dict[str, Path]) -> None:

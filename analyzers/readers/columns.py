@@ -168,11 +168,13 @@ class BatchBuilder:
         while self._groups:
             (name, *names), columns = self._groups.popitem()
             try:
-                frames.setdefault(name, []).append(_frame(names, columns))
+                frame = _frame(names, columns)
             except (OverflowError, TypeError, ValueError, pl.exceptions.PolarsError):
                 # A number that no column holds: each span by itself, so that it costs but its own.
                 for row in zip(*columns, strict=True):
                     self._add_checked(name, row[: len(BASE)], dict(zip(names, row[len(BASE) :], strict=True)))
+                continue
+            frames.setdefault(name, []).append(frame)
         self.batch.frames = {name: pl.concat(parts, how="diagonal") for name, parts in frames.items()}
         return self.batch
 
