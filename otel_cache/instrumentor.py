@@ -72,6 +72,7 @@ TARGETS = (
     Target("store", *_POOL, "cache_full_blocks", pool_hooks.store),
     Target("partial_store", *_POOL, "cache_partial_block", pool_hooks.partial_store, required=False),
     Target("evict", *_POOL, "get_new_blocks", pool_hooks.evict),
+    Target("evict", _CORE + "kv_cache_utils", "FreeKVCacheBlockQueue", "popleft_n", pool_hooks.take),
     Target("withdraw", *_POOL, "evict_blocks", pool_hooks.withdraw, required=False),
     Target("reset", *_POOL, "reset_prefix_cache", pool_hooks.reset),
     Target("shutdown", "vllm.v1.engine.core", "EngineCore", "shutdown", hooks.shutdown, required=False),

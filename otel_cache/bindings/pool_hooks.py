@@ -9,6 +9,7 @@ from otel_cache.bindings import pack
 from otel_cache.bindings.context import Context, Function
 from otel_cache.bindings.probe import around, extractor
 from otel_cache.bindings.replica import ATTRIBUTE, Replica
+from otel_cache.errors import BindingError
 from otel_cache.faults import swallow
 
 
@@ -89,44 +90,56 @@ def partial_store(original: Function, context: Context) -> Function:
 def evict(original: Function, context: Context) -> Function:
     """Wrap `BlockPool.get_new_blocks`: which keys the new blocks pushed out."""
 
-    def before(self: Any, count: int) -> tuple[Replica, list[Any], list[Any], int] | None:
+    def before(self: Any) -> tuple[Replica, int] | None:
         replica = getattr(self, ATTRIBUTE, None)
         if not replica:
             return None
         try:
-            blocks: list[Any] = []
-            take = blocks.append
-            block = self.free_block_queue.fake_free_list_head.next_free_block
-            for _ in range(count):
-                # Behind the queue's last element, which is no block and has no key, comes None.
-                if block is None:
-                    break
-                take(block)
-                block = block.next_free_block
-            keys = list(map(replica.block_hash_of, blocks))
-            if not all(keys):
-                blocks = list(compress(blocks, keys))
-                keys = list(filter(None, keys))
-                if not keys:
-                    return None
-            if self.cached_block_hashes_by_block:
-                blocks, keys = _keys_of(replica, self, blocks)
-            return replica, blocks, keys, len(replica.cached_keys)
+            replica.taking, replica.taken = self, None
+            return replica, len(replica.cached_keys)
         except Exception as error:
             swallow("the evict hook", error)
             return None
 
-    def after(found: tuple[Replica, list[Any], list[Any], int], self: Any, count: int) -> None:
+    def after(found: tuple[Replica, int], self: Any) -> None:
         try:
-            replica, blocks, keys, cached = found
-            if len(replica.cached_keys) == cached - len(keys):  # no key had a copy
+            replica, cached = found
+            replica.taking, taken = None, replica.taken
+            if taken is None:
+                raise BindingError("vLLM's get_new_blocks took no blocks by popleft_n")
+            blocks, keys = taken
+            # Each key that is gone left one key less: as many gone as there are blocks, and each had one, without copy.
+            gone = cached - len(replica.cached_keys)
+            if gone != len(keys):
+                blocks, keys = list(compress(blocks, keys)), list(filter(None, keys))
+                if gone != len(keys):
+                    _emit_removed(replica, blocks, keys, "allocation", context)
+                    return
+            if keys:
                 context.emit((pack.evict, replica, time_ns(), blocks, keys, "allocation"))
-            else:
-                _emit_removed(replica, blocks, keys, "allocation", context)
         except Exception as error:
             swallow("the evict hook", error)
 
-    return around(original, before, after, "self", "num_blocks")
+    return around(original, before, after, "self")
+
+
+def take(original: Function, context: Context) -> Function:
+    """Wrap `FreeKVCacheBlockQueue.popleft_n`, within `get_new_blocks`: what the blocks carry, before they lose it."""
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        blocks = original(self, *args, **kwargs)
+        replica = getattr(self, ATTRIBUTE, None)
+        if replica and replica.taking is not None:
+            try:
+                if replica.taking.cached_block_hashes_by_block:
+                    replica.taken = _keys_of(replica, replica.taking, blocks)
+                else:
+                    replica.taken = blocks[:], list(map(replica.block_hash_of, blocks))
+            except Exception as error:
+                swallow("the evict hook", error)
+        return blocks
+
+    return wrapper
 
 
 def withdraw(original: Function, context: Context) -> Function:

@@ -55,7 +55,10 @@ class RequestState:
 
 @dataclass
 class Replica:
-    """One scheduler under instrumentation. The hooks use the first part, the sender alone the second."""
+    """One scheduler under instrumentation. The hooks use the first part, the sender alone the second.
+
+    `taking` is the pool that is just getting new blocks, `taken` those blocks and, in parallel, the keys they had.
+    """
 
     handle: int
     id: str
@@ -79,6 +82,8 @@ class Replica:
     passes: list[tuple[Any, ...]] | None = None
     steps: int = 0
     contexts: list[bytes] = field(default_factory=list)
+    taking: Any = None
+    taken: tuple[list[Any], list[Any]] | None = None
 
     requests: OrderedDict[str, RequestState] = field(default_factory=OrderedDict)
     prefilling: set[str] = field(default_factory=set)
@@ -157,7 +162,7 @@ class _Asked:
 def attach(
     scheduler: Any, configured_replica_id: str | None, fingerprint_key: bytes, key_id: str, printer: Printer
 ) -> Replica:
-    """Make `scheduler` a replica: its manager and pool carry the mark by which the hooks know that it is ours."""
+    """Make `scheduler` a replica: manager, pool and queue get the mark by which the hooks know that it is ours."""
     attributes = settings.replica_attributes(scheduler, configured_replica_id, key_id)
     manager = scheduler.kv_cache_manager
     pool = manager.coordinator.block_pool
@@ -188,6 +193,8 @@ def attach(
     pools = {id(m.block_pool): m.block_pool for m in manager.coordinator.single_type_managers}
     for owner in (scheduler, manager, manager.coordinator, pool, *pools.values()):
         setattr(owner, ATTRIBUTE, replica)
+    for each in (pool, *pools.values()):
+        setattr(each.free_block_queue, ATTRIBUTE, replica)
     return replica
 
 

@@ -24,6 +24,7 @@ os.environ["OTEL_PYTHON_VLLM_CACHE_SOCKET"] = sys.argv[1]
 import vllm
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, MambaManager, SlidingWindowManager
 from workload import results
@@ -38,6 +39,7 @@ METHODS: list[tuple[type, str]] = [
     (BlockPool, "cache_full_blocks"),
     (BlockPool, "cache_partial_block"),
     (BlockPool, "get_new_blocks"),
+    (FreeKVCacheBlockQueue, "popleft_n"),
     (BlockPool, "reset_prefix_cache"),
     (FullAttentionManager, "find_longest_cache_hit"),
     (MambaManager, "find_longest_cache_hit"),

@@ -107,6 +107,7 @@ def test_a_missing_method(found: Found) -> None:
         "SingleTypeKVCacheManager.find_longest_cache_hit",
         "BlockPool.cache_full_blocks",
         "BlockPool.get_new_blocks",
+        "FreeKVCacheBlockQueue.popleft_n",
         "BlockPool.reset_prefix_cache",
     }
     assert found.facts["everything is there again"] is True
