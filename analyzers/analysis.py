@@ -17,6 +17,7 @@ from analyzers.observations import observations
 from analyzers.replay import Replay
 from analyzers.results import lookup_results, passes_of
 from analyzers.routers import routed_of, with_routers
+from analyzers.same_ids import named_apart
 from analyzers.sequences import sequences
 from analyzers.speed import Speed, speeds, total_seconds
 
@@ -35,6 +36,7 @@ def analyze(capture: Capture, choice: Choice | None = None) -> Analysis:
 
 
 def _analyze(capture: Capture, choice: Choice | None) -> Analysis:
+    capture = named_apart(capture)
     replay = Replay(capture)
     replayed = replay.run()
     everything = lookup_results(replayed, capture.lives, passes_of(capture.groups), families_of(replayed))

@@ -10,6 +10,7 @@ import polars as pl
 from analyzers.analysis import analyze
 from analyzers.evictions import takers_of
 from analyzers.model import Analysis, Capture, LookupResult
+from analyzers.same_ids import named_apart, original
 from analyzers.wording import counted, milliseconds, number
 from otel_cache.errors import UsageError
 from otel_cache.records import FINGERPRINT_BYTES
@@ -35,7 +36,7 @@ class Story:
 
 
 def stories(capture: Capture, request: str) -> list[Story]:
-    """Return the stories of the requests with this id, vLLM's or the API's; one per replica that had it.
+    """Return the stories of the requests with this id, vLLM's or the API's; each on each replica that had it.
 
     Raises:
         UsageError: the id is empty, or the capture has no lookup of such a request.
@@ -43,10 +44,13 @@ def stories(capture: Capture, request: str) -> list[Story]:
     """
     if not request:
         raise UsageError("an empty REQUEST: is a variable unset?")
+    capture = named_apart(capture)
     analysis = analyze(capture)
     ids = {(row["life"], row["request_id"]) for row in _where(capture.requests, external_id=request)}
     found = [
-        result for result in analysis.lookups if result.request_id == request or (result.life, result.request_id) in ids
+        result
+        for result in analysis.lookups
+        if request in (result.request_id, original(result.request_id)) or (result.life, result.request_id) in ids
     ]
     if not found:
         near = difflib.get_close_matches(request, [result.request_id for result in analysis.lookups], n=3)
