@@ -64,7 +64,7 @@ class Producers:
 
         """
         for producer in [one for one in self._active if self._progress[one][-1][0] <= time]:
-            del self._active[producer]
+            del self._active[producer], self._progress[producer]
         best = Coming(after)
         for producer in self._active:
             if producer == name or producer[0] not in lives:

@@ -63,6 +63,10 @@ class Prompt:
         """Work out what the key does to every identity, by exclusive or; 0 without a key."""
         self.mix = mix_of(self.key)
 
+    def forget_common(self) -> None:
+        """Keep of what is named beside the chain only what `last_mark` needs."""
+        self.common, self.ends = (), self.ends[-2:]
+
 
 class PromptBook:
     """Rebuilds chains: a lookup names only what lies beyond its hit, the rest was named by whoever stored it."""

@@ -16,6 +16,12 @@ from analyzers.seen import SeenPrefixes
 from analyzers.settings import Settings, read_settings
 from analyzers.views import View
 
+_KEPT = (
+    "life", "start", "span_id", "request_id", "prompt_tokens", "hit_tokens", "admitted", "admitted_tokens", "attempts",
+    "skipped", "discarded_tokens", "external_tokens", "lora", "salt", "items",
+)  # fmt: skip
+"""The columns of a lookup that are of use after it."""
+
 Name = tuple[int, str]
 """A request: the life that it was sent to, and its id there."""
 
@@ -39,7 +45,7 @@ class Replayed(NamedTuple):
     """One lookup with its explanation.
 
     Attributes:
-        row: its row in `Capture.lookups`.
+        row: its row in `Capture.lookups`, without the fingerprints.
         prompt: its tokens.
         explained: its ladder; None where the evidence has holes and nothing can be said.
         relative: index (into the replayed lookups) of the latest earlier lookup that shares the longest prefix.
@@ -110,18 +116,21 @@ class Replay:
         self._producers = Producers(self._capture.stores, order, self.settings)
         ends = successors(self._capture, order)
         for event in events_of(self._capture, order):
-            for predecessor in ends.pop(event.life, ()):
-                self.caches[predecessor].end(Loss(event.time, "", "reset"))
-                self.caches[predecessor].over = True
-                self._caches[self._kinds[predecessor]].end(self.caches[predecessor])
+            if event.life in ends:
+                self._end(ends.pop(event.life), event.time)
             self._holes.pass_by(event)
-            if event.kind == "lookup":
-                self._lookup(event)
-            elif event.kind == "store":
+            if event.kind == "store":
                 self._store(event)
+            elif event.kind == "lookup":
+                self._lookup(event)
             else:
                 self.caches[event.life].evict(event.row)
         return self.replayed
+
+    def _end(self, lives: Sequence[int], time: int) -> None:
+        for life in lives:
+            self.caches[life].finish(Loss(time, "", "reset"))
+            self._caches[self._kinds[life]].end(self.caches[life])
 
     def _lookup(self, event: Event) -> None:
         life, row = event.life, event.row
@@ -146,6 +155,7 @@ class Replay:
         self._prompts[name] = prompt
         self._latest_lookup[name] = len(self.replayed) - 1
         self._remember(prompt, name, 0, row)
+        prompt.forget_common()
 
     def _scene(self, event: Event, prompt: Prompt, name: Name, seen: Seen, view: View, fleet: FleetViews) -> Scene:
         life, holes = event.life, self._holes
@@ -182,9 +192,10 @@ class Replay:
         if producer is not None:
             whole = contains(prompt, self._prompts[life, producer])
             tokens = self._prompts[life, producer].tokens
+        kept = {column: row[column] for column in _KEPT}
         self.replayed.append(
             Replayed(
-                row, self.settings[life], prompt, snapshot, explained, relative, shared, other_key, whole, tokens,
+                kept, self.settings[life], prompt, snapshot, explained, relative, shared, other_key, whole, tokens,
                 elsewhere,
             )
         )  # fmt: skip
@@ -336,11 +347,15 @@ def hit_on(view: View, limit: int) -> int:
     return min(top, agree(settings, view.positions, top, len(view.chain) * settings.hash_block))
 
 
+_NOTHING: dict[int, Sequence[int]] = {}
+
+
 def _snapshot(view: View, needed: int, explained: Explained | None) -> Snapshot:
     cache, groups = view.residency, view.residency.settings.groups
-    wanted: dict[int, Sequence[int]] = {}
-    unmade: dict[int, Sequence[int]] = {}
-    for entry in explained.missing if explained else ():
+    missing = explained.missing if explained else ()
+    wanted: dict[int, Sequence[int]] = {} if missing else _NOTHING
+    unmade: dict[int, Sequence[int]] = {} if missing else _NOTHING
+    for entry in missing:
         if entry.refusal:
             group = cache.groups[entry.group.index]
             wanted[entry.group.index] = sorted(group.wanted(entry.refusal.request))

@@ -170,6 +170,15 @@ class Residency:
             group.held.clear()
         self._held = 0
 
+    def finish(self, loss: Loss) -> None:
+        """Drop everything for good: this life is over, and nobody asks any more what it refused."""
+        self.end(loss)
+        self.over = True
+        self._used.clear()
+        for group in self.groups:
+            group.refused.clear()
+            group.told.clear()
+
     def _refuse(self, group: GroupResidency, named: Sequence[int], row: Mapping[str, Any], state: _Refused) -> None:
         known, absent = group.refused, set(named).difference(group.held)
         if state != "masked" and not known.keys().isdisjoint(absent):
