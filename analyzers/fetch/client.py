@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import msgspec
 
+from analyzers.http_failures import CONNECT_SECONDS, Advice, describe_failure
 from otel_cache.errors import FetchError, UsageError
 from otel_cache.package import VERSION
 
-CONNECT_SECONDS = 10.0
 ATTEMPTS = 5
 FIRST_WAIT = 0.5
 """Seconds until the second attempt; each wait is twice the one before."""
@@ -23,6 +23,13 @@ MAX_WAIT = 30.0
 """A server that asks for more patience is asked again after so many seconds all the same."""
 BUSY = frozenset([429, 502, 503, 504])
 MAX_SAYS = 300
+_ADVICE = Advice(
+    silent="silent for {seconds}; ask for less by --since and --limit, or give it more time by --timeout",
+    authority="name the file of its authority's certificates by --ca-file",
+    nobody="is the back end up, and this its port?",
+    broken="is this the port of the query API (Jaeger: 16686, Tempo: 3200) and not that of OTLP, and the URL's http or "
+    "https right?",
+)
 _lines = msgspec.json.Decoder()
 
 
@@ -117,7 +124,7 @@ class Client:
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 # Whoever has never answered is likely not there; later it may be a restart.
                 if last or not self._answered:
-                    raise self._failure(error) from error
+                    raise FetchError(describe_failure(error, self.url, self._access.timeout, _ADVICE)) from error
                 self._sleep(FIRST_WAIT * 2 ** (attempt - 1))
                 continue
             self._answered = True
@@ -149,29 +156,6 @@ class Client:
                 "itself, or a bearer token where that is a page to log in"
             )
         return Answer(status, response.content)
-
-    def _failure(self, error: Exception) -> FetchError:
-        reason = str(error) or type(error).__name__
-        if isinstance(error, httpx.ConnectTimeout):
-            return FetchError(f"{self.url}: no connection within {min(self._access.timeout, CONNECT_SECONDS):g} s")
-        if isinstance(error, httpx.TimeoutException):
-            return FetchError(
-                f"{self.url}: silent for {self._access.timeout:g} s; ask for less by --since and --limit, or give it "
-                "more time by --timeout"
-            )
-        if _is_tls(error):
-            todo = (
-                "name the file of its authority's certificates by --ca-file"
-                if "CERTIFICATE_VERIFY" in reason.upper()
-                else "does the server speak TLS there? If not, the URL begins with http://"
-            )
-            return FetchError(f"{self.url}: no TLS connection ({reason}); {todo}")
-        if isinstance(error, httpx.ConnectError):
-            return FetchError(f"{self.url}: nobody answers there ({reason}); is the back end up, and this its port?")
-        return FetchError(
-            f"{self.url}: the connection broke ({reason}); is this the port of the query API (Jaeger: 16686, Tempo: "
-            "3200) and not that of OTLP, and the URL's http or https right?"
-        )
 
 
 def _checked(url: str) -> str:
@@ -205,11 +189,3 @@ def _asked_wait(response: httpx.Response, otherwise: float) -> float:
         return min(max(float(response.headers["retry-after"]), 0.0), MAX_WAIT)
     except (KeyError, ValueError):
         return otherwise
-
-
-def _is_tls(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, ssl.SSLError) or "SSL" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

@@ -4,7 +4,6 @@ Whatever can go wrong on the way becomes a `ProbeError` that says what is missin
 """
 
 import json
-import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,17 @@ from typing import Any
 
 import httpx
 
+from analyzers.http_failures import CONNECT_SECONDS, Advice, describe_failure
 from otel_cache.errors import ProbeError, UsageError
 
-CONNECT_SECONDS = 10.0
 MAX_SAYS = 300
 API = "/v1"
+_ADVICE = Advice(
+    silent="no whole answer within {seconds}: the server is slow, stuck or busy; give it more time by --timeout",
+    authority="name the file of its authority's certificates in SSL_CERT_FILE",
+    nobody="is the server up, and this its port?",
+    broken="does a server for HTTP listen there?",
+)
 
 
 class RefusedError(ProbeError):
@@ -150,7 +155,7 @@ class Server:
                     if time.perf_counter() - begin > self._timeout:
                         raise httpx.ReadTimeout("the whole request")
         except httpx.HTTPError as error:
-            raise self._failure(error) from error
+            raise ProbeError(describe_failure(error, self.url, self._timeout, _ADVICE)) from error
         except ValueError as error:
             raise self._no_server_of_ours(f"the answer to a completion is not a stream of events ({error})") from error
         if stream.error:
@@ -164,7 +169,7 @@ class Server:
         try:
             response = self._client.request(method, f"{self.url}{path}", json=body)
         except httpx.HTTPError as error:
-            raise self._failure(error) from error
+            raise ProbeError(describe_failure(error, self.url, self._timeout, _ADVICE)) from error
         if response.status_code != httpx.codes.OK:
             self._refuse(response, path)
         try:
@@ -191,25 +196,6 @@ class Server:
         if path == "/v1/models":
             raise self._no_server_of_ours(f"/v1/models answers {status}")
         raise RefusedError(f"{self.url} refuses the request ({path}: {status}{told})")
-
-    def _failure(self, error: httpx.HTTPError) -> ProbeError:
-        reason = str(error) or type(error).__name__
-        if isinstance(error, httpx.ConnectTimeout):
-            return ProbeError(f"{self.url}: no connection within {min(self._timeout, CONNECT_SECONDS):g} s")
-        if isinstance(error, httpx.TimeoutException):
-            return ProbeError(
-                f"{self.url}: no whole answer within {self._timeout:g} s: the server is slow, stuck or busy; give it "
-                "more time by --timeout"
-            )
-        if _is_tls(error):
-            if "CERTIFICATE_VERIFY" in reason.upper():
-                todo = "name the file of its authority's certificates in SSL_CERT_FILE"
-            else:
-                todo = "does the server speak TLS there? If not, the URL begins with http://"
-            return ProbeError(f"{self.url}: no TLS connection ({reason}); {todo}")
-        if isinstance(error, httpx.ConnectError):
-            return ProbeError(f"{self.url}: nothing answers there ({reason}); is the server up, and this its port?")
-        return ProbeError(f"{self.url}: the connection broke ({reason}); does a server for HTTP listen there?")
 
     def _no_server_of_ours(self, what: str) -> ProbeError:
         return ProbeError(f"{self.url} is no OpenAI-compatible server: {what}; give its root, without a path")
@@ -274,14 +260,6 @@ def _events(lines: Iterator[str]) -> Iterator[Any]:
 
 def _integer(value: Any) -> int | None:
     return value if type(value) is int else None
-
-
-def _is_tls(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, ssl.SSLError) or "SSL" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _says(response: httpx.Response) -> str:

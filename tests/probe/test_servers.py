@@ -214,8 +214,8 @@ def test_down(run: Run) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    assert "nothing answers there" in run.error(f"http://127.0.0.1:{port}")
-    assert "nothing answers there" in run.error("http://no-such-host.invalid:8000")
+    assert "nobody answers there" in run.error(f"http://127.0.0.1:{port}")
+    assert "nobody answers there" in run.error("http://no-such-host.invalid:8000")
 
 
 def test_slow(run: Run) -> None:
