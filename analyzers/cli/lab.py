@@ -130,7 +130,10 @@ def _compare(work: "Work", spans: Path, version: str) -> None:
     help=f"{VLLM_HELP} Several are compared; `installed` is the installed one.",
 )  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), help="How many run at once.  [one per CPU]")
-@click.option("--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json", "markdown", "html"]), default="text", show_default=True,
+    help="A table to read, one JSON object, or a page with plots that needs no network.",
+)  # fmt: skip
 @click.option("--output", metavar="FILE", type=FILE, help="Write the table there instead of to stdout.")
 @quiet_option
 def sweep(
@@ -150,6 +153,7 @@ def sweep(
     \b
     Examples:
         otel-cache lab sweep model_case --vllm .lanes/0.28.0
+        otel-cache lab sweep model_case --format html --output sweep.html
         otel-cache lab sweep spans.jsonl --engine same --retention-interval 0,1600,3200 --num-gpu-blocks 100,400
         otel-cache lab sweep model_case --vllm .lanes/0.28.0 --vllm installed --vllm .lanes/0.33.0
     """
@@ -168,6 +172,11 @@ def sweep(
     settings = settings_of(loaded.scenario, axes, loaded.name)
     with bar(len(settings), "lab") as shown:
         rows = run_sweep(settings, processes or os.cpu_count() or 1, lambda setting: shown.update(1))
+    if form == "html":
+        from analyzers.reporters.html import sweep as page
+
+        write_report(page.render(rows), output)
+        return
     renders = {"text": report.render, "json": report.render_json, "markdown": report.render_markdown}
     write_report(renders[form](rows), output)
 

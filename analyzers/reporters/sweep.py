@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analyzers.experiments.sweep import Measured
+from analyzers.experiments.sweep import Measured, Value
 from analyzers.reporters.layout import Align, percent, shorten, table, wrap
 from analyzers.reporters.markdown import escape, markdown_table
 
@@ -35,7 +35,7 @@ LEGEND = (
 
 def render(rows: Sequence[Measured], width: int = 160) -> str:
     """Return the table as text."""
-    header, cells = _table(rows)
+    header, cells = table_of(rows)
     aligned: list[Align] = ["<"] * len(header)
     lines = table(header, cells, aligned, width)
     return "\n".join([*lines, "", *wrap(LEGEND, min(width, 100))]) + "\n"
@@ -43,7 +43,7 @@ def render(rows: Sequence[Measured], width: int = 160) -> str:
 
 def render_markdown(rows: Sequence[Measured]) -> str:
     """Return the table as Markdown."""
-    header, cells = _table(rows)
+    header, cells = table_of(rows)
     return markdown_table(header, cells, "<" * len(header)) + f"\n\n{escape(LEGEND)}\n"
 
 
@@ -69,10 +69,21 @@ def to_object(row: Measured) -> dict[str, Any]:
     }
 
 
-def _table(rows: Sequence[Measured]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    varied = [name for name in NAMES if name in rows[0].varied]
-    header = (*(NAMES[name] for name in varied), "vLLM", *HEAD)
-    return header, [(*(_value(row.varied[name]) for name in varied), *_cells(row)) for row in rows]
+def varied_of(rows: Sequence[Measured]) -> list[str]:
+    """Return what is varied, as the table calls it."""
+    names = [NAMES[name] for name in NAMES if name in rows[0].varied]
+    return names + ["vLLM"] * ("vllm" in rows[0].varied)
+
+
+def varied_values(row: Measured) -> list[Value]:
+    """Return the values of what is varied, but for vLLM, in the order of the columns."""
+    return [row.varied[name] for name in NAMES if name in row.varied]
+
+
+def table_of(rows: Sequence[Measured]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the head of the table and its cells, as text."""
+    header = (*(NAMES[name] for name in NAMES if name in rows[0].varied), "vLLM", *HEAD)
+    return header, [(*map(_value, varied_values(row)), *_cells(row)) for row in rows]
 
 
 def _cells(row: Measured) -> tuple[str, ...]:

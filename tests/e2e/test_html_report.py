@@ -17,6 +17,7 @@ from analyzers.cli.analyze import read_capture
 from analyzers.model import Analysis
 from analyzers.reporters import html
 from scripts.browser import ensure_browser
+from tests.experiments.commands import command
 from tests.reporters.example import ANALYSIS
 
 ARGUMENTS = (
@@ -140,6 +141,29 @@ def test_it_is_walked_through_by_keyboard(browser: webdriver.Chrome, tmp_path: P
     wanted = browser.find_elements(By.CSS_SELECTOR, "nav a, nav button, main a, thead button, input, summary")
     missed = [each for each in wanted if each.is_displayed() and each.id not in reached]
     assert [each.get_attribute("outerHTML") for each in missed] == []
+
+
+def test_a_sweep_is_drawn(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    """Reuse against price, as vLLM's own scheduler measured it: a mark for each setting, a star for each choice."""
+    page, lane = tmp_path / "sweep.html", Path(__file__).parents[2] / ".lanes" / "0.28.0"
+    arguments = ("lab", "sweep", "model_case", "--retention-interval", "0,1600,dense", "--vllm", lane, "--processes", 1)
+    assert command(*arguments, "--format", "html", "--output", page).returncode == 0
+    browser.get(page.as_uri())
+    WebDriverWait(browser, 120).until(lambda b: len(b.find_elements(By.CSS_SELECTOR, ".chart .main-svg")) >= 2)
+    rows = browser.find_elements(By.CSS_SELECTOR, "#settings-table tbody tr")
+    assert [row.find_element(By.TAG_NAME, "td").text for row in rows] == ["0", "1,600", "dense"]
+    stars = sum(row.find_elements(By.TAG_NAME, "td")[8].text == "*" for row in rows)
+    traces = browser.find_elements(By.CSS_SELECTOR, "#chart-price .trace.scatter")
+    assert [len(trace.find_elements(By.CSS_SELECTOR, ".points path")) for trace in traces] == [
+        each for each in (stars, 3 - stars) if each
+    ]
+    assert all(drawn(each) for each in browser.find_elements(By.CLASS_NAME, "chart"))
+    prefill = browser.find_element(By.CSS_SELECTOR, "#settings-table th:nth-child(5) button")
+    prefill.click()
+    assert browser.find_element(By.CSS_SELECTOR, "#settings-table tbody td").text != "0"
+    browser.find_element(By.ID, "settings-search").send_keys("dense")
+    assert browser.find_element(By.ID, "settings-count").text == "1 of 3"
+    quiet(browser)
 
 
 def test_markup_in_names_is_text(browser: webdriver.Chrome, tmp_path: Path) -> None:

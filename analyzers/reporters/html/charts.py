@@ -43,10 +43,11 @@ def all_charts(analysis: Analysis) -> list[Chart]:
     found = [_funnel(analysis), _over_time(analysis), _regret(analysis)]
     for number, capacity in enumerate(analysis.capacity):
         found += [_occupancy(number, capacity), _evictions(number, capacity)]
-    return [chart for chart in found if chart is not None]
+    return [each for each in found if each is not None]
 
 
-def _chart(name: str, title: str, says: str, figure: go.Figure, header: Sequence[str], rows: Any) -> Chart:
+def chart(name: str, title: str, says: str, figure: go.Figure, header: Sequence[str], rows: Any) -> Chart:
+    """Return a chart of a figure of Plotly's, and of its rows as they come."""
     return Chart(name, title, says, json.loads(figure.to_json()), header, list(rows))
 
 
@@ -58,7 +59,7 @@ def _funnel(analysis: Analysis) -> Chart | None:
     figure = go.Figure(
         go.Funnel(y=stages, x=list(funnel.values()), textinfo="value+percent initial", marker_color=COLORS[HIT])
     )
-    return _chart(
+    return chart(
         "funnel", "From prompt to hit", "Tokens of all prompts that were left at each stage.",
         figure, ("stage", "tokens"), zip(stages, funnel.values(), strict=True),
     )  # fmt: skip
@@ -81,7 +82,7 @@ def _over_time(analysis: Analysis) -> Chart | None:
     figure = go.Figure([go.Bar(name=cls, x=starts, y=sums[cls], marker_color=COLORS[cls]) for cls in shown])
     figure.update_layout(barmode="stack", xaxis_title="seconds since the first lookup", yaxis_title="prompt tokens")
     rows = ((start, *(sums[cls][slot] for cls in shown)) for slot, start in enumerate(starts))
-    return _chart(
+    return chart(
         "time", "Losses over time", "Prompt tokens of the lookups in each stretch of time, by what became of them.",
         figure, ("seconds", *shown), [row for row in rows if any(row[1:])],
     )  # fmt: skip
@@ -111,7 +112,7 @@ def _regret(analysis: Analysis) -> Chart | None:
         },
         height=220 + 18 * len(worst),
     )  # fmt: skip
-    return _chart(
+    return chart(
         "regret", "Regret by replica and family",
         "Tokens that another replica would have hit, by the replica that was chosen and the family of the request.",
         figure, ("family", *replicas), ((family, *row) for family, row in zip(worst, table, strict=True)),
@@ -129,7 +130,7 @@ def _occupancy(number: int, capacity: Capacity) -> Chart | None:
     ]
     figure = go.Figure(lines)
     figure.update_layout(xaxis_title="seconds since the first lookup", yaxis_title="cached blocks")
-    return _chart(
+    return chart(
         f"occupancy-{number}", f"Cached blocks on {capacity.replica}",
         f"Blocks with a key by group, of a pool of {capacity.num_blocks:,}.",
         figure, ("seconds", *names), ((time, *blocks) for time, (_, blocks) in zip(times, capacity.occupancy,
@@ -148,7 +149,7 @@ def _evictions(number: int, capacity: Capacity) -> Chart | None:
     columns = [f"group {of}" for of in groups]
     figure = go.Figure(go.Heatmap(z=table, x=columns, y=rows, colorscale="YlOrRd", texttemplate="%{z:,}"))
     figure.update_layout(xaxis_title="lost the block", yaxis_title="was given it", height=260 + 30 * len(rows))
-    return _chart(
+    return chart(
         f"evictions-{number}", f"Whose allocations pushed out whose blocks on {capacity.replica}",
         "Cached blocks by the group that was given them and the group that lost them.",
         figure, ("was given the block", *columns), ((row, *line) for row, line in zip(rows, table, strict=True)),
