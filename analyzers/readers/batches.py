@@ -13,10 +13,10 @@ from analyzers.readers.framing import Record, records
 from analyzers.readers.sources import Source
 from analyzers.readers.tally import Tally
 
+FIRST_BYTES = 4 << 20
+"""So much of an input is decoded before it pays to load the scanners for the rest."""
 BATCH_BYTES = 16 << 20
-"""So much of an input becomes one batch: what bounds the memory."""
-ALONE = 1
-"""So many batches are decoded before it pays to load the scanners, or to start other processes, for the rest."""
+"""So much of what follows becomes one batch: what bounds the memory."""
 THREADS = 8
 
 
@@ -40,7 +40,7 @@ def read_batches(source: Source) -> Iterator[tuple[Batch, str]]:
         what = "message" if content.form == "messages" else "line"
         tally = Tally()
         portions = _portions(records(content, source.label, tally))
-        for some in islice(portions, ALONE):
+        for some in islice(portions, 1):
             yield decode(some, source.label, what), what
         for batch in _rest(portions, source.label, what):
             yield batch, what
@@ -71,13 +71,13 @@ def _rest(portions: Iterator[list[Record]], label: str, what: str) -> Iterator[B
 
 def _portions(every: Iterator[Record]) -> Iterator[list[Record]]:
     portion: list[Record] = []
-    size = 0
+    size, enough = 0, min(FIRST_BYTES, BATCH_BYTES)
     for record in every:
         portion.append(record)
         size += len(record.data)
-        if size >= BATCH_BYTES:
+        if size >= enough:
             yield portion
-            portion, size = [], 0
+            portion, size, enough = [], 0, BATCH_BYTES
     if portion:
         yield portion
 

@@ -46,7 +46,7 @@ _FIRST, _SECOND, _THIRD = 0x0A, 0x12, 0x1A
 _BOOLEAN, _INTEGER, _DOUBLE, _ARRAY = 0x10, 0x18, 0x21, 0x2A
 _PARENT, _NAME, _KIND, _START, _END, _ATTRIBUTE = 0x22, 0x2A, 0x30, 0x39, 0x41, 0x4A
 _DROPPED_ATTRIBUTES, _DROPPED_EVENTS, _LINK, _DROPPED_LINKS, _STATUS = 0x50, 0x60, 0x6A, 0x70, 0x7A
-_FLAGS, _FLAGS_, _LINK_FLAGS = 0x85, 0x01, 0x35
+_FLAGS, _FLAGS_, _LINK_FLAGS, _LINK_ATTRIBUTE = 0x85, 0x01, 0x35, 0x22
 
 
 @inner
@@ -159,17 +159,32 @@ def _attribute(data: Bytes, at: int, end: int, span: int, first: int, tables: Ta
 
 
 @inner
+def _is_text_attribute(data: Bytes, at: int, end: int) -> Any:
+    """Whether an attribute that nobody looks at is plain text."""
+    if at >= end or data[at] != _FIRST:
+        return False
+    key, at = _part(data, at + 1, end)
+    if key < 0 or not _is_ascii(data, key, at) or at >= end or data[at] != _SECOND:
+        return False
+    value, stop = _part(data, at + 1, end)
+    if value < 0 or stop != end or value == end or data[value] != _FIRST:
+        return False
+    text, stop = _part(data, value + 1, end)
+    return text > 0 and stop == end and _is_ascii(data, text, end)
+
+
+@inner
 def _is_link(data: Bytes, at: int, end: int) -> Any:
-    """Whether a link has no more than ids and flags."""
+    """Whether a link has no more than ids, flags and text."""
     while at < end:
         tag = data[at]
-        if tag in (_FIRST, _SECOND):
-            begin, at = _part(data, at + 1, end)
-            if begin < 0:
-                return False
-        elif tag == _LINK_FLAGS:
+        if tag == _LINK_FLAGS:
             at += 5
-        else:
+            continue
+        begin, at = _part(data, at + 1, end)
+        if begin < 0 or (tag == _LINK_ATTRIBUTE and not _is_text_attribute(data, begin, at)):
+            return False
+        if tag not in (_FIRST, _SECOND, _LINK_ATTRIBUTE):
             return False
     return at == end
 

@@ -39,10 +39,11 @@ def scan(records: Sequence[Record], json: bool, resource: Resource, builder: Bat
     count = scanner(data, ends - lengths, ends, tables, _words(), name_of(SCOPE), misfits)
     places = tables.resources[: tables.counts[3]].tolist()
     try:
-        resources = [resource(raw[begin:end], builder) for begin, end in places]
+        known = {written: resource(written, builder) for written in {raw[begin:end] for begin, end in places}}
     except SpanError:
         # Whose it is, and that it is damaged, is said where spans are read one by one.
         return list(records)
+    resources = [known[raw[begin:end]] for begin, end in places]
     numbers = [record.number for record in records]
     for name, frame in scanned.frames(tables, _words(), resources, numbers, data, json):
         builder.add_frame(name, frame)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from google.protobuf import json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,7 +114,13 @@ SPANS = st.fixed_dictionaries(
         "flags": st.just(256),
         "kind": st.just(1),
         "status": st.just({}),
-        "links": st.lists(st.fixed_dictionaries({"traceId": st.just("0" * 32), "spanId": IDS}), max_size=2),
+        "links": st.lists(
+            st.fixed_dictionaries(
+                {"traceId": st.just("0" * 32), "spanId": IDS},
+                optional={"attributes": st.lists(ATTRIBUTES, max_size=2), "flags": st.just(256)},
+            ),
+            max_size=2,
+        ),
     },
 )
 
@@ -130,6 +137,17 @@ def test_any_span_is_read_alike(groups: list[list[dict[str, object]]]) -> None:
         for spans in groups
     ]  # fmt: skip
     assert_alike(lines, "line")
+    assert_alike([message for message in map(messaged, groups) if message], "message")
+
+
+def messaged(spans: list[dict[str, object]]) -> bytes:
+    """Return spans as a message; nothing where Protobuf has no such numbers."""
+    resource = {"attributes": [{"key": "a", "value": {"stringValue": "ä"}}]}
+    scope = {"scope": {"name": "otel_cache"}, "spans": spans}
+    try:
+        return protobuf(json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]}).encode())
+    except json_format.ParseError:
+        return b""
 
 
 FORMS_LEFT: dict[str, Callable[[Sequence[bytes]], bytes]] = {
