@@ -1,6 +1,5 @@
 """`otel-cache probe` against small real servers: what it finds, and what it says of servers that lack something."""
 
-import datetime
 import http.server
 import json
 import socket
@@ -12,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from analyzers.cli import main
 from analyzers.probe import session
+from tests.certificates import make_certificate
 
 from .small_server import Small, SmallServer
 
@@ -386,26 +382,9 @@ def test_tls(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def certify(server: SmallServer, folder: Path) -> None:
     """Let the server speak TLS from now on, with a certificate of its own for 127.0.0.1."""
-    import ipaddress
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "certificate").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "key").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
+    certificate, key = make_certificate()
+    (folder / "certificate").write_bytes(certificate)
+    (folder / "key").write_bytes(key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "certificate", folder / "key")
     server.secure(context)
