@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from opentelemetry.trace import TraceFlags
 
-TRACE_ID_BYTES = 16
-SPAN_ID_BYTES = 8
-
 _BATCH = struct.Struct("256Q")
+_IDS = struct.Struct(">QQQ")
+"""A trace id, in two halves, and a span id."""
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _MEMBER = re.compile(
     r"([a-z][_0-9a-z\-*/]{0,255}|[a-z0-9][_0-9a-z\-*/]{0,240}@[a-z][_0-9a-z\-*/]{0,13})"
@@ -60,10 +59,11 @@ def new_span_id() -> int:
 
 def read_context(data: bytes) -> Context | None:
     """Return the context that 16 bytes of trace id and 8 of span id name; None where they name none."""
-    if len(data) != TRACE_ID_BYTES + SPAN_ID_BYTES:
+    if len(data) != _IDS.size:
         return None
-    context = Context(int.from_bytes(data[:TRACE_ID_BYTES], "big"), int.from_bytes(data[TRACE_ID_BYTES:], "big"))
-    return context if context.trace_id and context.span_id else None
+    high, low, span = _IDS.unpack(data)
+    trace = high << 64 | low
+    return _context(Context, (trace, span, None)) if trace and span else None
 
 
 def parse_traceparent(text: str) -> Context | None:
