@@ -122,8 +122,11 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
     walk.down(model.TAIL, grid)
 
     hashed = len(prompt.chain) * settings.hash_block
-    once = here.prefix(walk.at, ever=True)
-    _registration(walk, scene, once)
+    # What is held was registered: where all is, nothing else is to be asked.
+    once = walk.at
+    if here.prefix(walk.at) < walk.at:
+        once = here.prefix(walk.at, ever=True)
+        _registration(walk, scene, once)
     registered = walk.at
     local = here.prefix(walk.at)
     completed = min(walk.at, furthest(settings, here.positions, limit, hashed)) if scene.completed else 0

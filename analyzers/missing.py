@@ -27,9 +27,8 @@ def find_missing(here: View, boundary: int, intact: bool = False) -> list[Missin
     """
     unit, chain, settings = here.unit, here.chain, here.residency.settings
     found = []
-    asked = {index for ids in settings.order for index in ids}
     for group in settings.groups:
-        if group.index not in asked or (group.dense and here.leading(group) >= boundary // group.block_size):
+        if group.index not in settings.asked or (group.dense and here.leading(group) >= boundary // group.block_size):
             continue
         residency = here.residency.groups[group.index]
         lacking = [

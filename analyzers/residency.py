@@ -1,6 +1,5 @@
 """What one life of a replica holds, group by group, as its stores and evictions say; and what became of the rest."""
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -8,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from analyzers.evictions import takers_of
 from analyzers.model import State
-from analyzers.prompts import UNKNOWN, Chain, mix_of
+from analyzers.prompts import UNKNOWN, Chain, identities, mix_of
 from analyzers.settings import Settings
 from otel_cache.records import FINGERPRINT_BYTES
 from otel_cache.semconv.positions import parse_positions
@@ -141,18 +140,18 @@ class Residency:
             return
         group = self.groups[row["group"]]
         time, evictor, reason = row["start"], row["evictor_request_id"] or "", row["reason"] or "allocation"
-        values, keys = array("Q"), row["keys"]
-        values.frombytes(row["fingerprints"][: len(row["fingerprints"]) // FINGERPRINT_BYTES * FINGERPRINT_BYTES])
-        held, ever, lost, used = group.held, group.ever, group.lost, self._used
-        before = len(held)
-        for index, taker in enumerate(takers_of(row["evictor_groups"], len(values))):
-            identity = values[index]
-            if keys:
-                identity ^= mix_of(keys[index * FINGERPRINT_BYTES : (index + 1) * FINGERPRINT_BYTES])
-            held.discard(identity)
+        gone = identities(row["fingerprints"], b"")
+        if keys := row["keys"]:
+            width = FINGERPRINT_BYTES
+            gone = [each ^ mix_of(keys[width * i : width * (i + 1)]) for i, each in enumerate(gone)]
+        takers = takers_of(row["evictor_groups"], len(gone))
+        before = len(group.held)
+        group.held.difference_update(gone[: len(takers)])
+        self._held += len(group.held) - before
+        ever, lost, used = group.ever, group.lost, self._used
+        for identity, taker in zip(gone, takers, strict=False):
             if identity in ever:
                 lost[identity] = Loss(time, evictor, reason, used.get(identity, 0), taker)
-        self._held += len(held) - before
 
     def look(self, time: int) -> None:
         """Note how much is held at `time` (ns)."""

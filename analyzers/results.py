@@ -18,6 +18,7 @@ SHOWN_POSITIONS = 16
 HELD_LESS = (model.EVICTED, model.RESET, model.HELD_ELSEWHERE, model.IN_FLIGHT)
 """Losses that leave less of the prefix than the request that computed it had, and so move the needed boundary."""
 
+_ORDER = {cls: place for place, cls in enumerate(model.CLASSES)}
 _STAGES = {
     cls: stage
     for stage, classes in enumerate((
@@ -103,7 +104,7 @@ def _result(
         hit_tokens=used,
         predicted_hit_tokens=predicted,
         needed_boundary=needed,
-        lost={cls: lost[cls] for cls in model.CLASSES if lost.get(cls)},
+        lost={cls: lost[cls] for cls in sorted(lost, key=_ORDER.__getitem__) if lost[cls]},
         limiting_groups=sorted(entry.group.index for entry in missing),
         groups=states,
         reason=reason,
@@ -164,10 +165,10 @@ def _funnel(one: Replayed, used: int, external: int) -> tuple[int, ...] | None:
 
 def _group_states(one: Replayed, needed: int, passes: Passes) -> list[GroupState]:
     missing: dict[int, Missing] = {}
-    if one.explained:
+    if one.explained and one.explained.missing:
         missing = {entry.group.index: entry for entry in one.explained.missing}
     # Of a group that the lookup does not ask nothing is needed: vLLM rebuilds what it holds.
-    asked = {index for ids in one.settings.order for index in ids} if one.explained and needed else set()
+    asked = one.settings.asked if one.explained and needed else frozenset()
     said = passes.get((one.row["life"], one.row["span_id"]), {})
     states = []
     for group in one.settings.groups:
@@ -189,8 +190,8 @@ def _group_states(one: Replayed, needed: int, passes: Passes) -> list[GroupState
                 stored_above=above,
                 state=state,
                 chunk_end=entry.refusal.chunk_end if entry and entry.refusal else None,
-                wanted=tuple(one.residency.wanted.get(group.index, ()))[-SHOWN_POSITIONS:],
-                unmade=tuple(one.residency.unmade.get(group.index, ()))[-SHOWN_POSITIONS:],
+                wanted=tuple(one.residency.wanted.get(group.index, ()))[-SHOWN_POSITIONS:] if entry else (),
+                unmade=tuple(one.residency.unmade.get(group.index, ()))[-SHOWN_POSITIONS:] if entry else (),
                 chunk_start=entry.refusal.chunk_start if entry and entry.refusal else None,
             )
         )

@@ -79,6 +79,11 @@ class Settings:
         return tuple(tuple(self.groups[i] for i in ids) for ids in self.order)
 
     @cached_property
+    def asked(self) -> frozenset[int]:
+        """The groups that the lookup asks, by index."""
+        return frozenset(index for ids in self.order for index in ids)
+
+    @cached_property
     def sparse_groups(self) -> tuple[Group, ...]:
         """The groups that keep states at some boundaries only, as far as the lookup asks them."""
         return tuple(self.groups[i] for ids in self.order for i in ids if not self.groups[i].dense)

@@ -16,7 +16,7 @@ class View:
     It holds for one moment: what has been found out once is not asked of the cache again.
     """
 
-    __slots__ = ("_leading", "_matched", "_positions", "chain", "residency", "shared", "unit")
+    __slots__ = ("_leading", "_positions", "_reach", "chain", "residency", "shared", "unit")
 
     def __init__(self, residency: Residency, chain: Chain, shared: int) -> None:
         self.residency = residency
@@ -24,7 +24,7 @@ class View:
         self.shared = shared
         self.unit = residency.settings.hash_block
         self._leading: dict[tuple[int, bool], int] = {}
-        self._matched: dict[tuple[int, bool], int] = {}
+        self._reach: dict[bool, int] = {}
         self._positions: dict[tuple[int, int], Positions] = {}
 
     def prefix(self, limit: int, ever: bool = False) -> int:
@@ -33,12 +33,19 @@ class View:
         Without dense groups: how much of it was computed here.
         """
         limit = min(limit, self.shared)
-        dense = self.residency.settings.dense_groups
-        if not dense:
+        if not self.residency.settings.dense_groups:
             return last_of(self.chain, self.residency.computed, limit // self.unit, 1) * self.unit
-        for group in dense:
-            limit = min(limit, self._dense(group, limit, ever))
-        return limit
+        if (known := self._reach.get(ever)) is None:
+            known = self._reach[ever] = self._reached(ever)
+        return min(limit, known)
+
+    def _reached(self, ever: bool) -> int:
+        settings = self.residency.settings
+        inside = settings.alignment
+        return min(
+            self._inside(group, ever) if inside < group.block_size else self.leading(group, ever) * group.block_size
+            for group in settings.dense_groups
+        )
 
     def leading(self, group: Group, ever: bool = False) -> int:
         """Return how many blocks from the start `group` holds without a gap (or ever held)."""
@@ -55,27 +62,16 @@ class View:
             self._leading[key] = known
         return known
 
-    def _dense(self, group: Group, limit: int, ever: bool) -> int:
-        # A block that is held beyond `limit` holds the tokens before it too, so it is looked at as well.
-        block = group.block_size
-        length = min(self.leading(group, ever), -(-limit // block)) * block
-        if self.residency.settings.alignment < block and length < limit:
-            return self._inside(group, ever)
-        return length
-
     def _inside(self, group: Group, ever: bool) -> int:
         """Return how much `group` holds without a gap, a block's first part included where hits may end in it."""
-        key = (group.index, ever)
-        if (known := self._matched.get(key)) is None:
-            grid, whole = self.residency.settings.alignment, len(self.chain) * self.unit
-            known = self.leading(group, ever) * group.block_size
-            if group.block_size % grid == 0:
-                residency = self.residency.groups[group.index]
-                members = residency.ever if ever else residency.held
-                top = min(known + group.block_size - grid, whole // grid * grid)
-                known = next((p for p in range(top, known, -grid) if self._in(members, p)), known)
-            self._matched[key] = known
-        return known
+        grid, whole = self.residency.settings.alignment, len(self.chain) * self.unit
+        length = self.leading(group, ever) * group.block_size
+        if group.block_size % grid:
+            return length
+        residency = self.residency.groups[group.index]
+        members = residency.ever if ever else residency.held
+        top = min(length + group.block_size - grid, whole // grid * grid)
+        return next((position for position in range(top, length, -grid) if self._in(members, position)), length)
 
     def _in(self, members: set[int], position: int) -> bool:
         index = position // self.unit - 1
