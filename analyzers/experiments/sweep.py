@@ -1,8 +1,9 @@
 """A sweep: the same requests under many settings on vLLM's own scheduler, and what each setting gives and costs."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import lcm
@@ -21,6 +22,8 @@ from otel_cache.errors import LabError, ScenarioError
 Value = int | str
 INTERVALS = 8
 """How many retention intervals are tried where none is named."""
+LOOK_SECONDS = 0.2
+"""Between two looks: whether the sweep was interrupted, and then whether a process of it was just starting."""
 
 
 @dataclass(frozen=True)
@@ -147,11 +150,22 @@ def sweep(
 
     """
     workers = _Workers()
-    try:
-        with ThreadPoolExecutor(max(1, min(processes, len(settings)))) as pool:
-            measured = list(pool.map(lambda setting: workers.measure(setting, done), settings))
-    finally:
-        workers.close()
+    with ThreadPoolExecutor(max(1, min(processes, len(settings)))) as pool:
+        running = [pool.submit(workers.measure, setting, done) for setting in settings]
+        try:
+            # A wait without an end is not interrupted: polars has the system go on with it after a signal.
+            while not all(each.done() for each in running):
+                wait(running, timeout=LOOK_SECONDS)
+        except BaseException:
+            # An interrupted sweep is over at once: no setting is begun any more, and those at work have no answer.
+            pool.shutdown(wait=False, cancel_futures=True)
+            while not all(each.done() for each in running):
+                workers.kill()
+                time.sleep(LOOK_SECONDS)
+            raise
+        finally:
+            workers.close()
+    measured = [each.result() for each in running]
     if all(row.refused for row in measured):
         raise LabError(measured[0].refused)
     return marked(measured)
@@ -175,6 +189,10 @@ class _Workers:
             found = Measured(setting.varied, refused=str(error))
         done(setting)
         return found
+
+    def kill(self) -> None:
+        for worker in list(self._all):
+            worker.kill()
 
     def close(self) -> None:
         for worker in self._all:

@@ -1,4 +1,4 @@
-"""The process in which vLLM runs: `python -m analyzers.vllm_lab.child`, started by `run.LabWorker`.
+"""The process in which vLLM runs: `python -m analyzers.vllm_lab.child FOLDER`, started by `run.LabWorker`.
 
 Reads jobs as JSON lines from stdin and answers each with one JSON line on stdout. Whatever vLLM prints goes to stderr.
 The instrumentation comes as in production, through vLLM's own plugin loader; the child only tells it where this job's
@@ -6,8 +6,8 @@ records go, and waits at the end of the job until they are there.
 """
 
 import os
+import shutil
 import sys
-import tempfile
 import traceback
 from typing import BinaryIO
 
@@ -66,9 +66,12 @@ def main() -> None:
     """Serve on stdin and stdout, in a folder of our own: vLLM is given the model by a relative path."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    with tempfile.TemporaryDirectory(prefix="otel-cache-lab-") as folder:
-        os.chdir(folder)
+    folder = sys.argv[1]
+    os.chdir(folder)
+    try:
         serve(sys.stdin.buffer, answers)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

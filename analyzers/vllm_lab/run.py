@@ -60,6 +60,8 @@ class LabWorker:
         self._instrument = instrument
         self._environ = dict(environ or {})
         self._child: subprocess.Popen[bytes] | None = None
+        self._busy = False
+        self._folder = ""
         self._stderr: IO[bytes] | None = None
 
     def __enter__(self) -> "LabWorker":
@@ -90,11 +92,18 @@ class LabWorker:
         with _sidecar(out) as socket:
             return self._ask(scenario, socket)
 
+    def kill(self) -> None:
+        """End the child at once, whatever it does, from whichever thread; who waits for its answer gets a LabError."""
+        if (child := self._child) is not None:
+            child.kill()
+
     def close(self) -> None:
-        """End the child."""
+        """End the child; what it is at is not waited for."""
         if self._child is not None:
             child, self._child = self._child, None
             assert child.stdin and child.stdout
+            if self._busy:
+                child.kill()
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.close()
             try:
@@ -103,6 +112,7 @@ class LabWorker:
                 child.kill()
                 child.wait()
             child.stdout.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
         if self._stderr is not None:
             self._stderr.close()
             self._stderr = None
@@ -111,6 +121,7 @@ class LabWorker:
         child = self._child or self._start()
         assert child.stdin and child.stdout
         job = Job(msgspec.to_builtins(scenario), None if socket is None else str(socket))
+        self._busy = True
         try:
             child.stdin.write(msgspec.json.encode(job) + b"\n")
             child.stdin.flush()
@@ -122,6 +133,7 @@ class LabWorker:
             tail = self._tail()
             self.close()
             raise LabError(f"the lab's vLLM process ended with code {code}; its last words:\n{tail}")
+        self._busy = False
         answer = msgspec.json.decode(line, type=Answer)
         if answer.result is not None:
             return answer.result
@@ -139,9 +151,11 @@ class LabWorker:
             inherited = os.environ.get("PYTHONPATH")
             environ["PYTHONPATH"] = os.pathsep.join([str(self._vllm), *([inherited] if inherited else [])])
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        self._folder = tempfile.mkdtemp(prefix="otel-cache-lab-")
+        self._busy = False
         # -P: a folder `vllm` in the current directory is not the one that was asked for.
         self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "analyzers.vllm_lab.child"],
+            [sys.executable, "-P", "-m", "analyzers.vllm_lab.child", self._folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

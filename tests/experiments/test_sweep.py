@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -148,6 +151,24 @@ def test_a_setting_costs_no_more_than_a_replay(lab: Labs, bare_lab: Labs, tmp_pa
             worker.run(data, tmp_path / "spans.jsonl" if worker is lab["0.32.0"] else None)
         taken.append(spent(worker) - begin)
     assert taken[1] <= 8 * taken[0] * 1.1
+
+
+@pytest.mark.vllm
+def test_interrupted(tmp_path: Path) -> None:
+    """It ends at once, with no process, no folder and no half table left, though only the command has the signal."""
+    folder, out = tmp_path / "tmp", tmp_path / "table.txt"
+    folder.mkdir()
+    arguments = ["lab", "sweep", "model_case", "--processes", "2", "--output", str(out)]
+    start = [sys.executable, "-c", "from analyzers.cli.main import main; main()", *arguments]
+    process = psutil.Popen(start, env=os.environ | {"TMPDIR": str(folder)}, start_new_session=True)
+    while len(children := process.children(recursive=True)) < 2:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert not psutil.wait_procs(children, 10)[1]
+    assert not out.exists()
+    assert not list(folder.iterdir())
 
 
 PARTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 6)), min_size=1, max_size=3)
