@@ -165,10 +165,12 @@ def sweep(
     from analyzers.experiments.sweep import sweep as run_sweep
     from analyzers.reporters import sweep as report
 
+    if output is not None and not Path(output).absolute().parent.is_dir():
+        raise click.UsageError(f"--output {output}: there is no folder {Path(output).absolute().parent}")
     loaded = load_work(work, engine)
     say_notes(loaded.notes, more="")
     folders = [None if folder == Path("installed") else folder for folder in vllm]
-    axes = Axes(vllm=folders, **{name: _values(name, text) for name, text in lists.items() if text})  # type: ignore[arg-type]
+    axes = Axes(vllm=folders, **{name: _values(name, text) for name, text in lists.items() if text is not None})  # type: ignore[arg-type]
     settings = settings_of(loaded.scenario, axes, loaded.name)
     with bar(len(settings), "lab") as shown:
         rows = run_sweep(settings, processes or os.cpu_count() or 1, lambda setting: shown.update(1))
@@ -202,4 +204,6 @@ def _values(name: str, text: str) -> list[int | str]:
         if number and not int(value) and name != "retention_interval":
             raise click.UsageError(f"--{name.replace('_', '-')} {value}: has to be at least 1")
         found.append(int(value) if number else value)
+    if not found:
+        raise click.UsageError(f"--{name.replace('_', '-')} {text!r}: names no value")
     return list(dict.fromkeys(found))

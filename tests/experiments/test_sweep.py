@@ -233,6 +233,8 @@ def test_the_best_settings() -> None:
         (["model_case", "--retention-interval", "7"], "7 is no multiple of the scheduler block"),
         (["model_case", "--retention-interval", "often"], "often: not a number or dense or default"),
         (["model_case", "--num-gpu-blocks", "0"], "has to be at least 1"),
+        (["model_case", "--replicas", ","], "--replicas ',': names no value"),
+        (["model_case", "--output", "nowhere/table.txt"], "--output nowhere/table.txt: there is no folder"),
         (["model_case", "--routing", "nearest"], "nearest: not round_robin or sticky_prefix"),
         (["model_case", "--vllm", "nowhere"], "holds no package vllm"),
         (["none.yaml"], "none.yaml: no such file"),
