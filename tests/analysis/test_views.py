@@ -1,0 +1,115 @@
+"""What is asked of a whole chain at once is what one position after the other says."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzers.finders import Positions
+from analyzers.residency import Residency
+from analyzers.seen import SeenPrefixes
+from analyzers.settings import Group, Settings, read_settings
+from analyzers.views import View
+from otel_cache.semconv import names
+
+UNIT = 16
+"""Tokens between fingerprints."""
+GROUPS = 2
+ATTRIBUTES = {
+    names.GROUPS_KIND: [names.KIND_FULL_ATTENTION, names.KIND_FULL_ATTENTION],
+    names.GROUPS_BLOCK_SIZE: [UNIT, UNIT],
+    names.GROUPS_WINDOW: [0, 0],
+    names.GROUPS_FLAGGED: [False, False],
+    names.GROUPS_DROPS: [False, False],
+    names.GROUPS_FINE_GRAINED: [True, True],
+    names.GROUPS_LOOKUP_ORDER: ["0,1"],
+    names.HIT_ALIGNMENT: UNIT,
+    names.HASH_BLOCK_SIZE: UNIT,
+    names.SCHEDULER_BLOCK_SIZE: UNIT,
+    names.HASH_LOOKAHEAD_TOKENS: 0,
+    names.PARTIAL_HITS: True,
+    names.PROOF_LIMIT: names.PROOF_LAST_TOKEN,
+    names.PREFIX_CACHING: True,
+    names.RETENTION_INTERVAL: names.RETENTION_DENSE,
+}
+
+chains = st.lists(st.integers(1, 12), max_size=12, unique=True)
+members = st.sets(st.integers(1, 12), max_size=12)
+blocks = st.sampled_from([UNIT, 2 * UNIT, 3 * UNIT])
+limits = st.integers(0, 14 * UNIT)
+
+
+def settings(first: int, second: int, grid: int) -> Settings:
+    """Return two dense groups with blocks of `first` and `second` tokens, and hits on multiples of `grid`."""
+    plain = read_settings(ATTRIBUTES, "a test")
+    groups = (replace(plain.groups[0], block_size=first), replace(plain.groups[1], block_size=second))
+    return replace(plain, groups=groups, alignment=grid)
+
+
+def one_by_one(view: View, groups: tuple[Group, ...]) -> Positions:
+    """Return the positions at which all of `groups` have a key, asked one by one."""
+    return Positions(lambda position: all(view.holds(group, position) for group in groups))
+
+
+@given(chains, st.lists(members, min_size=GROUPS, max_size=GROUPS), blocks, blocks, blocks, limits)
+def test_positions_are_those_of_the_predicate(
+    chain: list[int], held: list[set[int]], first: int, second: int, step: int, limit: int
+) -> None:
+    """The end of the leading blocks and the last position, of one group and of two together."""
+    cache = Residency(settings(first, second, UNIT))
+    for residency, identities in zip(cache.groups, held, strict=True):
+        residency.held = identities
+    view = View(cache, chain, len(chain) * UNIT)
+    for groups in (cache.settings.groups, cache.settings.groups[:1]):
+        fast, slow = view.positions(groups), one_by_one(view, groups)
+        assert [fast(position) for position in range(limit)] == [slow(position) for position in range(limit)]
+        assert fast.leading(first, limit) == slow.leading(first, limit)
+        assert fast.last(step, limit) == slow.last(step, limit)
+        assert fast.last(step // 2, limit) == slow.last(step // 2, limit)
+
+
+@given(chains, st.lists(members, min_size=GROUPS, max_size=GROUPS), blocks, blocks, limits)
+def test_a_prefix_ends_where_a_group_has_a_gap(
+    chain: list[int], held: list[set[int]], first: int, second: int, limit: int
+) -> None:
+    """Whole blocks from the start, and what is held of the first that is not whole, the least of the groups."""
+    cache = Residency(settings(first, second, UNIT))
+    for residency, identities in zip(cache.groups, held, strict=True):
+        residency.held = identities
+    view = View(cache, chain, len(chain) * UNIT)
+    ends = [min(limit, view.shared)]
+    for group in cache.settings.groups:
+        whole = 0
+        while view.holds(group, whole + group.block_size):
+            whole += group.block_size
+        inside = range(whole, whole + group.block_size, UNIT)
+        ends.append(max([whole, *(position for position in inside if view.holds(group, position))]))
+    assert view.prefix(limit) == min(ends)
+
+
+@given(chains, members, limits)
+def test_neighbours_are_the_nearest(chain: list[int], held: set[int], position: int) -> None:
+    """The deepest state at or below a position, and the nearest above it."""
+    cache = Residency(settings(UNIT, UNIT, UNIT))
+    cache.groups[0].held = held
+    view = View(cache, chain, len(chain) * UNIT)
+    group = cache.settings.groups[0]
+    states = [(index + 1) * UNIT for index, identity in enumerate(chain) if identity in held]
+    assert view.stored_below(group, position) == max((each for each in states if each <= position), default=None)
+    assert view.stored_above(group, position) == min((each for each in states if each > position), default=None)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), chains), max_size=12), st.sampled_from([0, 7]))
+def test_the_latest_other_request_is_found(sends: list[tuple[int, list[int]]], mix: int) -> None:
+    """At each send: the last of its prefixes that another had before, and the latest that had it."""
+    seen, before = SeenPrefixes(), list[tuple[int, set[int]]]()
+    for place, (owner, chain) in enumerate(sends):
+        name = (0, f"r{owner}")
+        expected = None
+        for index, identity in enumerate(chain):
+            others = [at for at, (other, had) in enumerate(before) if other != owner and identity ^ mix in had]
+            expected = (index, others[-1]) if others else expected
+        assert seen.find_last(chain, name, mix) == expected
+        asks_again = owner in [other for other, _ in sends[place + 1 :]]
+        seen.add([identity ^ mix for identity in chain], seen.begin(name), asks_again)
+        before.append((owner, {identity ^ mix for identity in chain}))
