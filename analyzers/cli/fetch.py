@@ -1,10 +1,7 @@
 """`otel-cache fetch`: spans out of a tracing back end, into a capture."""
 
 import os
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +11,6 @@ from analyzers.cli.completion import FILE
 from analyzers.cli.says import StatusLine, quiet_option, say, say_notes
 
 TOKEN = "OTEL_CACHE_BEARER_TOKEN"
-KILLED = 128
 LIMITS = {"jaeger": 200, "tempo": 1000}
 TENANT_HEADERS = {"jaeger": "x-tenant", "tempo": "X-Scope-OrgID"}
 
@@ -93,7 +89,7 @@ def command(
     headers = {TENANT_HEADERS[backend]: tenant} if tenant else {}
     client = Client(url, Access(_token(bearer_token_file), headers, ca_file, timeout))
     asked: Backend = Jaeger(client, api) if backend == "jaeger" else Tempo(client)
-    with _unwound(), closing(client), StatusLine() as line:
+    with closing(client), StatusLine() as line:
 
         def progress(spans: int, traces: int, share: float) -> None:
             line.show(f"{share:4.0%}  {spans:,} spans of otel_cache in {traces:,} traces")
@@ -102,21 +98,6 @@ def command(
     say_notes(fetched.notes, more="")
     others = f", and {fetched.foreign:,} of other programs," if fetched.foreign else ""
     say(f"{fetched.spans:,} spans of otel_cache{others} in {fetched.traces:,} traces from {window} to {out}")
-
-
-@contextmanager
-def _unwound() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the command as an exception does, so that no half file is left."""
-
-    def leave(number: int, frame: object) -> None:
-        sys.exit(KILLED + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _token(file: str | None) -> str | None:

@@ -1,5 +1,6 @@
 """`otel-cache lab`: vLLM's own scheduler on a CPU."""
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -72,6 +73,8 @@ def run(scenarios: tuple[Path, ...], out: Path | None, vllm: Path | None, engine
             results = run_scenarios(
                 [(work.name, work.scenario) for work in works], spans, vllm, lambda text: line.show(text, now=True)
             )
+        if out is not None and spans != out:
+            spans = spans.replace(out)
         captures = [work.capture for work in works if work.capture is not None]
         if len(captures) == len(works) == 1:
             _compare(works[0], spans, results[0].vllm_version)
@@ -79,12 +82,18 @@ def run(scenarios: tuple[Path, ...], out: Path | None, vllm: Path | None, engine
 
 @contextmanager
 def _spans(out: Path | None) -> Iterator[Path]:
-    """Yield the file for the spans, one that goes again where none was named."""
-    if out is not None:
+    """Yield the file for the spans, beside the one that was named: it goes again unless it is put in its place.
+
+    What is no file (a pipe, /dev/null) or cannot be made is yielded as it is.
+    """
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="otel-cache-") as folder:
+            yield Path(folder) / "spans.jsonl"
+    elif not out.parent.is_dir() or (out.exists() and not out.is_file()) or not os.access(out.parent, os.W_OK):
         yield out
-        return
-    with tempfile.TemporaryDirectory(prefix="otel-cache-") as folder:
-        yield Path(folder) / "spans.jsonl"
+    else:
+        with tempfile.TemporaryDirectory(prefix=".otel-cache-", dir=out.parent) as folder:
+            yield Path(folder) / out.name
 
 
 def _refuse_to_overwrite(out: Path | None, paths: Sequence[Path]) -> None:
@@ -157,8 +166,6 @@ def sweep(
         otel-cache lab sweep spans.jsonl --engine same --retention-interval 0,1600,3200 --num-gpu-blocks 100,400
         otel-cache lab sweep model_case --vllm .lanes/0.28.0 --vllm installed --vllm .lanes/0.33.0
     """
-    import os
-
     from analyzers.cli.reports import write_report
     from analyzers.experiments.inputs import load_work
     from analyzers.experiments.sweep import Axes, settings_of

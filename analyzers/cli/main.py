@@ -1,15 +1,17 @@
 """The command group `otel-cache`, and the one place where errors become exit codes.
 
 0: done. 1: a finding that --fail-on names. 2: wrong usage or input (a sentence on stderr). 130: interrupted. 141:
-nobody reads the output. Anything else comes from a command that `otel-cache run` ran.
+nobody reads the output. 128 + n: ended by signal n. Anything else comes from a command that `otel-cache run` ran.
 """
 
 import contextlib
 import importlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -35,6 +37,7 @@ VERBS = {
 }
 INTERRUPTED = 130
 NOBODY_READS = 141
+KILLED = 128
 
 
 class _NobodyReads(Exception):
@@ -93,7 +96,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         click.echo("Error: standard output is closed; give it a file or /dev/null", err=True)
         return OtelCacheError.exit_code
     try:
-        code: Any = commands.main(arguments, prog_name="otel-cache", standalone_mode=False)
+        with _unwound():
+            code: Any = commands.main(arguments, prog_name="otel-cache", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
@@ -115,6 +119,24 @@ def _run(arguments: Sequence[str] | None) -> int:
         _discard_output()
         click.echo(f"Error: {where}{error.strerror or error}", err=True)
         return OtelCacheError.exit_code
+
+
+@contextlib.contextmanager
+def _unwound() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a command as an exception does, so that no half file is left; `nohup` is heeded."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(KILLED + number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        taken = (number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL)
+        before = {number: signal.signal(number, leave) for number in taken}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _discard_output() -> None:

@@ -145,9 +145,17 @@ def test_exit_codes_are_documented() -> None:
     assert otel_cache("run", "--out", "/dev/null", "--", "no-such-command").returncode == 127
 
 
-@pytest.mark.parametrize("words", [["convert", "-", "--output"], ["analyze", "-", "--output"]], ids=lambda w: w[0])
-def test_ctrl_c_leaves_no_half_file(words: list[str], tmp_path: Path) -> None:
-    """What was there before is there still, and nothing else; the command ends with 130 and says nothing."""
+@pytest.mark.parametrize(
+    ("words", "number", "code"),
+    [
+        (["convert", "-", "--output"], signal.SIGINT, 130),
+        (["convert", "-", "--output"], signal.SIGTERM, 143),
+        (["analyze", "-", "--output"], signal.SIGINT, 130),
+    ],
+    ids=["convert", "convert, SIGTERM", "analyze"],
+)
+def test_ctrl_c_leaves_no_half_file(words: list[str], number: signal.Signals, code: int, tmp_path: Path) -> None:
+    """What was there before is there still, and nothing else; the command ends with the signal's code, and quietly."""
     output = tmp_path / "out"
     output.write_text("before")
     with subprocess.Popen([*COMMAND, *words, str(output)], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -163,8 +171,23 @@ def test_ctrl_c_leaves_no_half_file(words: list[str], tmp_path: Path) -> None:
             while len(list(tmp_path.iterdir())) == 1 and time.monotonic() < deadline:
                 time.sleep(0.01)
             assert len(list(tmp_path.iterdir())) > 1
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        process.send_signal(number)
+        assert process.wait(60) == code
         assert process.stderr.read().strip() == b""
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert output.read_text() == "before"
+
+
+@pytest.mark.vllm
+def test_ctrl_c_ends_the_lab_without_half_a_file(tmp_path: Path) -> None:
+    """Its spans are in their place when all scenarios have run, and not before."""
+    output = tmp_path / "spans.jsonl"
+    output.write_text("before")
+    with subprocess.Popen([*COMMAND, "lab", "run", "model_case", "--out", str(output)]) as process:
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.rglob("*"))) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["spans.jsonl"]
     assert output.read_text() == "before"
