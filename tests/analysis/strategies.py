@@ -1,9 +1,13 @@
-"""Random scenarios: layouts, blocks, retention, pools, speculation, overlap and keys in every mixture."""
+"""Random scenarios: layouts, blocks, retention, pools, speculation, overlap and keys in every mixture.
+
+With `features` also what else the lab can do: KV connectors, offloading, images, skipped lookups, resets, aborts.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
+from lab.cases import EXTERNAL
 
 LAYOUTS = (
     "hybrid", "full", "mamba", "window", "window and full", "three kinds", "three sizes", "multiples", "drafter",
@@ -87,15 +91,47 @@ def prompts(draw: st.DrawFn, block: int) -> list[dict[str, Any]]:
 
 
 @st.composite
+def connectors(draw: st.DrawFn, block: int, attention: bool) -> dict[str, Any]:
+    """Return settings of an engine that bring tokens from outside, or none; `attention` where a group has it."""
+    kind = draw(st.sampled_from([*[None] * 6, "decode_bench", "own", "own", "offload"]))
+    if kind == "own":
+        upto = draw(st.sampled_from([0, block, 3 * block + 7, 10**6]))
+        only = draw(st.sampled_from(["r1", "r2", "r3", "r"]))
+        return {"connector": EXTERNAL | {"extra": {"upto": upto, "only": only}}}
+    if kind == "offload":
+        blocks = draw(st.sampled_from([50, 300]))
+        return {"cpu_offload": {"blocks": blocks, "lazy": draw(st.booleans())}} if attention else {}
+    return {"connector": kind}
+
+
+@st.composite
+def oddities(draw: st.DrawFn, request: dict[str, Any]) -> dict[str, Any]:
+    """Return what is odd about `request`: mostly nothing."""
+    kind = draw(st.sampled_from([*[None] * 8, "image", "skip", "reset", "abort", "stop"]))
+    tokens = min(5, sum(part["tokens"] for part in request["prompt"]))
+    odd: dict[str | None, dict[str, Any]] = {
+        "image": {"items": [{"content": draw(st.sampled_from(["cat", "dog"])), "offset": 0, "tokens": tokens}]},
+        "skip": {"skip_prefix_cache": True},
+        "reset": {} if "with" in request else {"reset": True},
+        "abort": {"abort_after": draw(st.integers(1, 6))},
+        "stop": {"stop_after": 1},
+    }
+    return odd.get(kind, {})
+
+
+@st.composite
 def scenarios(
     draw: st.DrawFn,
     layouts: Sequence[str] = LAYOUTS,
     partial: bool = True,
     sizes: Sequence[int] = SIZES,
     pools: Sequence[int] = POOLS,
+    features: bool = False,
 ) -> dict[str, Any]:
     """Return a scenario on one to three replicas; `partial` hits end inside blocks, which have `sizes` (tokens)."""
     engine, block = draw(engines(layouts, partial, sizes, pools))
+    if features:
+        engine |= draw(connectors(block, any(group["kind"] == "full_attention" for group in engine["groups"])))
     replicas = draw(st.sampled_from([1, 1, 2, 3]))
     requests: list[dict[str, Any]] = []
     for index in range(draw(st.integers(3, 8))):
@@ -113,6 +149,8 @@ def scenarios(
             # vLLM's keys do not tell a salt from an adapter of the same name.
             key = draw(st.sampled_from(["cache_salt", "lora"]))
             request[key] = f"{key}-{draw(st.sampled_from('xy'))}"
+        if features:
+            request |= draw(oddities(request))
         requests.append(request)
     if draw(st.booleans()):
         requests.append(_next_turn(requests[0]))

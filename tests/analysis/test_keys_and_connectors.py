@@ -122,6 +122,16 @@ def test_a_connector_under_speculation(lab: Labs, tmp_path: Path, version: str) 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_a_state_beyond_the_hit_of_attention(lab: Labs, tmp_path: Path, version: str) -> None:
+    """Every state is kept: attention drops to 8,000, the Mamba groups have 9,600. 0.26 takes the latter for the hit."""
+    engine: dict[str, Any] = {"block_size": 1600, "prefix_cache_retention_interval": "dense", "speculative": MTP}
+    engine |= {"max_num_batched_tokens": 1600, "connector": only("child", 11000)}
+    child = find(analyzed(lab[version], scenario(CHILDREN, HYBRID, **engine), tmp_path / "s.jsonl"), "child")
+    assert child.hit_tokens == (9600 if version == "0.26.0" else 8000)
+    assert child.lost == {"cold": 687, "tail": 8, "external_hit": 11000 - child.hit_tokens}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_connector_that_brings_more_than_the_tail_of_a_hit(lab: Labs, tmp_path: Path, version: str) -> None:
     """Of a hit of 4,992 vLLM gives up what lies beyond 4,800, the last block's end, and has it brought: 199 tokens.
 
