@@ -11,11 +11,11 @@ import random
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 
+import numpy as np
 from google.protobuf import json_format
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from analyzers.readers import convert
@@ -24,6 +24,7 @@ from analyzers.vllm_lab.workload import load_workload
 
 TRACE = "OTEL_CACHE_MOONCAKE"
 REQUESTS = 6000
+SHARED_BLOCKS = 4
 ENGINE = """\
 engine:
   block_size: 1600
@@ -54,18 +55,26 @@ def folder() -> Path:
 
 
 def capture(spans: int) -> dict[str, Path]:
-    """Return files with at least `spans` spans, the same in each: `json`, `protobuf` and `parquet`."""
-    key = f"{'mooncake' if os.environ.get(TRACE) else 'made-up'}-{_digest()}-{spans}"
+    """Return files with at least `spans` spans: `json`, `protobuf` and `parquet`, with the same spans in each.
+
+    `shared` is JSON of the same workload, every request of which begins with the same 2,048 tokens.
+    """
+    base, begun = _base(shared=False), _base(shared=True)
     paths = {
-        "json": folder() / f"{key}.jsonl",
-        "protobuf": folder() / f"{key}.pb",
-        "parquet": folder() / f"{key}.parquet",
+        form: base.with_name(f"{base.name.split('.')[0]}-{spans}{ending}")
+        for form, ending in (("json", ".jsonl"), ("protobuf", ".pb"), ("parquet", ".parquet"))
     }
-    base = _base()
-    for form, write in (("json", _write_json), ("protobuf", _write_protobuf), ("parquet", _write_parquet)):
+    paths["shared"] = begun.with_name(f"{begun.name.split('.')[0]}-{spans}.jsonl")
+    makers = {
+        "json": lambda path: _write_json(base, spans, path),
+        "protobuf": lambda path: _write_protobuf(base, spans, path),
+        "parquet": lambda path: convert([paths["json"]], str(path)),
+        "shared": lambda path: _write_json(begun, spans, path),
+    }
+    for form, write in makers.items():
         if not paths[form].exists():
             temporary = paths[form].with_suffix(".tmp")
-            write(base, spans, temporary, paths)
+            write(temporary)
             temporary.replace(paths[form])
     return paths
 
@@ -83,15 +92,29 @@ def _digest() -> str:
     return hashlib.sha256(f"{ENGINE}{REQUESTS}".encode()).hexdigest()[:8]
 
 
-def _base() -> Path:
-    path = folder() / f"{'mooncake' if os.environ.get(TRACE) else 'made-up'}-{_digest()}.base.jsonl"
+def _base(shared: bool) -> Path:
+    kind = f"{'mooncake' if os.environ.get(TRACE) else 'made-up'}{'-shared' if shared else ''}"
+    path = folder() / f"{kind}-{_digest()}.base.jsonl"
     if not path.exists():
         engine = folder() / "engine.yaml"
         engine.write_text(ENGINE + f"requests: {REQUESTS}\n")
         temporary = path.with_suffix(".part.jsonl")
         with LabWorker() as lab:
-            lab.run(load_workload(trace(), engine), temporary)
+            lab.run(load_workload(_begun_alike(trace()) if shared else trace(), engine), temporary)
         temporary.replace(path)
+    return path
+
+
+def _begun_alike(trace: Path) -> Path:
+    """Return the trace with the same blocks of 512 tokens in front of every prompt."""
+    requests = [json.loads(line) for line in trace.read_text().splitlines() if line]
+    first = 1 + max(max(each["hash_ids"]) for each in requests)
+    path = folder() / "shared.jsonl"
+    with path.open("w") as file:
+        for each in requests:
+            each["hash_ids"] = [*range(first, first + SHARED_BLOCKS), *each["hash_ids"]]
+            each["input_length"] += SHARED_BLOCKS * 512
+            file.write(json.dumps(each) + "\n")
     return path
 
 
@@ -116,40 +139,58 @@ def _mask(turn: int) -> int:
     return turn * 0x9E3779B1 & 0xFFFFFFFF
 
 
-def _write_json(base: Path, spans: int, path: Path, _: dict[str, Path]) -> None:
-    lines = base.read_bytes().splitlines(keepends=True)
-    in_base = sum(line.count(b'"spanId":"') for line in map(_without_links, lines))
-    times = [int(found[2]) for line in lines for found in _TIME.finditer(line)]
-    length = max(times) - min(times) + GAP
+def _write_json(base: Path, spans: int, path: Path) -> None:
+    """Write the lines again and again; what differs from turn to turn is as long in each, and put in its place."""
+    text = _REQUEST.sub(rb"\1t0000-", _INSTANCE.sub(rb"\1t0000-", base.read_bytes()))
+    in_base = _without_links(text).count(b'"spanId":"')
+    ids = [(found.start(2), int(found[2], 16)) for found in _ID.finditer(text)]
+    times = [(found.start(2), int(found[2])) for found in _TIME.finditer(text)]
+    names = [found.end() + 1 for pattern in (_REQUEST, _INSTANCE) for found in pattern.finditer(text)]
+    id_at, time_at = (np.array([at for at, _ in each])[:, None] for each in (ids, times))
+    name_at = np.array(names)[:, None] + np.arange(4)
+    id_values, time_values = (np.array([value for _, value in each]) for each in (ids, times))
+    length = time_values.max() - time_values.min() + GAP
+    data = np.frombuffer(bytearray(text), np.uint8)
     with path.open("wb") as file:
         for turn in range(-(-spans // in_base)):
-            mask = _mask(turn)
-            name = f"t{turn}-".encode()
-            for line in lines:
-                line = _ID.sub(lambda found: b"%s%08x" % (found[1], int(found[2], 16) ^ mask), line)  # noqa: B023
-                line = _TIME.sub(lambda found: b"%s%d" % (found[1], int(found[2]) + turn * length), line)  # noqa: B023
-                file.write(_INSTANCE.sub(rb"\1" + name, _REQUEST.sub(rb"\1" + name, line)))
+            written = (id_values ^ _mask(turn)).astype(">u4").tobytes().hex().encode()
+            data[id_at + np.arange(8)] = np.frombuffer(written, np.uint8).reshape(-1, 8)
+            written = b"".join(b"%019d" % time for time in (time_values + turn * length).tolist())
+            data[time_at + np.arange(19)] = np.frombuffer(written, np.uint8).reshape(-1, 19)
+            data[name_at] = np.frombuffer(b"%04d" % turn, np.uint8)
+            file.write(data.tobytes())
 
 
 def _without_links(line: bytes) -> bytes:
     return re.sub(rb'"links":\[.*?\],"status"', b'"status"', line)
 
 
-def _write_protobuf(base: Path, spans: int, path: Path, paths: dict[str, Path]) -> None:
-    """Write the lines' spans as messages: each line is parsed once, and gets new ids and times turn by turn."""
-    lines = base.read_bytes().splitlines()
-    in_base = sum(line.count(b'"spanId":"') for line in map(_without_links, lines))
-    times = [int(found[2]) for line in lines for found in _TIME.finditer(line)]
-    length = max(times) - min(times) + GAP
-    messages = [json_format.ParseDict(_based(json.loads(line)), TracesData()) for line in lines]
-    del lines
+def _write_protobuf(base: Path, spans: int, path: Path) -> None:
+    """Write the lines as messages; where what differs from turn to turn stands is seen by changing it."""
+    text = _REQUEST.sub(rb"\1t0000-", _INSTANCE.sub(rb"\1t0000-", base.read_bytes()))
+    in_base = _without_links(text).count(b'"spanId":"')
+    messages = [json_format.ParseDict(_based(json.loads(line)), TracesData()) for line in text.splitlines()]
+    data = _prefixed(messages)
+    for message in messages:
+        _rename(message)
+    renamed = _prefixed(messages)
+    for message in messages:
+        _flip_times(message)
+    id_at, name_at = (np.flatnonzero(data ^ renamed == change).reshape(-1, 4) for change in (0xFF, 1))
+    time_at = np.flatnonzero(renamed ^ _prefixed(messages)).reshape(-1, 8)
+    ids, times = data[id_at].view(">u4"), data[time_at].view("<u8")
+    length = times.max() - times.min() + np.uint64(GAP)
     with path.open("wb") as file:
         for turn in range(-(-spans // in_base)):
-            mask = _mask(turn) ^ (_mask(turn - 1) if turn else 0)
-            for message in messages:
-                _renew(message, mask, turn, length if turn else 0)
-                written = message.SerializeToString()
-                file.write(len(written).to_bytes(4) + written)
+            data[id_at] = (ids ^ np.uint32(_mask(turn))).astype(">u4").view(np.uint8)
+            data[time_at] = (times + np.uint64(turn) * length).astype("<u8").view(np.uint8)
+            data[name_at] = np.frombuffer(b"%04d" % turn, np.uint8)
+            file.write(data.tobytes())
+
+
+def _prefixed(messages: Iterable[TracesData]) -> np.ndarray:
+    written = (message.SerializeToString() for message in messages)
+    return np.frombuffer(bytearray(b"".join(len(each).to_bytes(4) + each for each in written)), np.uint8)
 
 
 def _based(value: object) -> object:
@@ -161,28 +202,26 @@ def _based(value: object) -> object:
     return {key: b64encode(bytes.fromhex(each)).decode() if key in ids else _based(each) for key, each in value.items()}
 
 
-def _renew(message: TracesData, mask: int, turn: int, later: int) -> None:
-    """Give what was made in the turn before new ids and times."""
+def _rename(message: TracesData) -> None:
+    """Change every bit of what differs in the ids, and the number in the names."""
 
-    def masked(identifier: bytes) -> bytes:
-        return (int.from_bytes(identifier[:4]) ^ mask).to_bytes(4) + identifier[4:] if identifier else b""
-
-    def renamed(attributes: Iterable[KeyValue], key: str) -> None:
-        for each in attributes:
-            if each.key == key:
-                old = each.value.string_value
-                each.value.string_value = f"t{turn}-{old.split('-', 1)[1] if turn else old}"
+    def flipped(identifier: bytes) -> bytes:
+        return bytes(0xFF ^ each for each in identifier[:4]) + identifier[4:]
 
     for resource_spans in message.resource_spans:
-        renamed(resource_spans.resource.attributes, "service.instance.id")
+        lists = [resource_spans.resource.attributes]
         for span in resource_spans.scope_spans[0].spans:
-            renamed(span.attributes, "vllm.request.id")
+            lists.append(span.attributes)
             for each in (span, *span.links):
-                each.trace_id, each.span_id = masked(each.trace_id), masked(each.span_id)
-            span.parent_span_id = masked(span.parent_span_id)
-            span.start_time_unix_nano += later
-            span.end_time_unix_nano += later
+                each.trace_id, each.span_id = flipped(each.trace_id), flipped(each.span_id)
+            span.parent_span_id = flipped(span.parent_span_id)
+        for each in chain.from_iterable(lists):
+            if each.key in ("service.instance.id", "vllm.request.id"):
+                each.value.string_value = each.value.string_value.replace("t0000-", "t1111-", 1)
 
 
-def _write_parquet(base: Path, spans: int, path: Path, paths: dict[str, Path]) -> None:
-    convert([paths["json"]], str(path))
+def _flip_times(message: TracesData) -> None:
+    for resource_spans in message.resource_spans:
+        for span in resource_spans.scope_spans[0].spans:
+            span.start_time_unix_nano ^= (1 << 64) - 1
+            span.end_time_unix_nano ^= (1 << 64) - 1
