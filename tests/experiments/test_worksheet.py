@@ -25,6 +25,8 @@ from otel_cache.errors import LabError
 SIZES = (16, 64, 160, 1600)
 EXAMPLES = 25
 FINE = 40
+REFUSED = ("at least two attention groups", "must be divisible by hash_block_size")
+"""What vLLM says of layouts that it does not run: up to 0.27 those whose Mamba blocks are not as wide as the others."""
 
 
 def of(tokens: int, version: str = "0.32", **engine: Any) -> Settings:
@@ -104,7 +106,7 @@ def test_the_real_scheduler(bare_lab: Labs, version: str) -> None:
         try:
             said = bare_lab[version].run(sends(engine, tokens, 2 * block + 3))
         except LabError as error:
-            assert "at least two attention groups" in str(error), error
+            assert any(reason in str(error) for reason in REFUSED), error
             return
         assert (said.hits[1:4], said.hits[5]) == predicted(version, engine, tokens), (engine, tokens)
         ran += 1
@@ -154,16 +156,24 @@ def fine_engines(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
 @pytest.mark.parametrize("version", FINE_VERSIONS)
 def test_hits_inside_blocks(bare_lab: Labs, version: str) -> None:
     """A match unit finer than blocks: the same, whatever blocks the groups have and whichever the drafter is in."""
+    ran = 0
 
     @settings(max_examples=FINE, deadline=None, derandomize=True, database=None)
     @given(fine_engines())
     def holds(drawn: tuple[dict[str, Any], int]) -> None:
+        nonlocal ran
         engine, tokens = drawn
         block = lcm(*(group["block_size"] for group in engine["groups"]))
-        said = bare_lab[version].run(sends(engine, tokens, 2 * block + 3))
+        try:
+            said = bare_lab[version].run(sends(engine, tokens, 2 * block + 3))
+        except LabError as error:
+            assert any(reason in str(error) for reason in REFUSED), error
+            return
         assert (said.hits[1:4], said.hits[5]) == predicted(version, engine, tokens), (engine, tokens)
+        ran += 1
 
     holds()
+    assert ran > FINE // 8
 
 
 ENGINES: list[dict[str, Any]] = [
