@@ -79,12 +79,26 @@ def reading(found: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def sweep(found: dict[str, Any]) -> dict[str, float]:
+    """What a sweep costs beside as many replays, in CPU and on the clock (of a process), and its memory."""
+    replays = {key: found["settings"] * found["replay"][key] for key in ("cpu_s", "wall_s")}
+    return {
+        "replay_cpu_s": found["replay"]["cpu_s"],
+        "replay_peak_mb": found["replay"]["peak_mb"],
+        "sweep_cpu_ratio": found["sweep_1"]["cpu_s"] / replays["cpu_s"],
+        "sweep_wall_ratio": found["sweep_1"]["wall_s"] / replays["wall_s"],
+        "sweep_wall_ratio_two_processes": 2 * found["sweep_2"]["wall_s"] / replays["wall_s"],
+        "sweep_peak_mb": found["sweep_1"]["peak_mb"],
+    }
+
+
 MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, float]]] = {
     "hot_path": hot_path,
     "scheduler_overhead": scheduler_overhead,
     "sidecar_export": sidecar_export,
     "engine_load": engine_load,
     "reading": reading,
+    "sweep": sweep,
 }
 
 

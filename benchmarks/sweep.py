@@ -1,8 +1,8 @@
 """What a setting of `otel-cache lab sweep` costs beside one `otel-cache lab run`. Prints a JSON object.
 
-`python benchmarks/sweep.py [--requests N] [--vllm DIR]`. A whole trace on a hybrid engine: a replay, the sweep of eight
-retention intervals in one process, in two, and the replay again. Each is the command that a user types, with all the
-processes that it starts. Seconds of CPU compare also where the machine has other work, those on the clock do not;
+`python benchmarks/sweep.py [--requests N] [--vllm DIR]`. A whole trace on a hybrid engine: a replay, and the sweep of
+eight retention intervals in one process and in two. Each is the command that a user types, with all the processes that
+it starts. Seconds of CPU compare also where the machine has other work, those on the clock do not;
 `peak_mb` is the memory of the largest process.
 """
 
@@ -59,7 +59,7 @@ def main() -> None:
         common = [str(trace()), "--engine", str(engine), *(["--vllm", options.vllm] if options.vllm else [])]
         replay = ["lab", "run", *common, "--out", f"{folder}/spans.jsonl"]
         sweep = ["lab", "sweep", *common, "--retention-interval", SETTINGS, "--processes"]
-        runs = {"replay": replay, "sweep_1": [*sweep, "1"], "sweep_2": [*sweep, "2"], "replay_again": replay}
+        runs = {"replay": replay, "sweep_1": [*sweep, "1"], "sweep_2": [*sweep, "2"]}
         found = {}
         for name, arguments in runs.items():
             found[name] = measure(arguments)
