@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from analyzers.prompts import Chain
 from analyzers.residency import Residency
 from analyzers.views import View, last_of
 
@@ -56,9 +57,10 @@ class FleetViews:
             self._views = [*map(self._view, self._caches.living), *self._others]
         return self._views
 
-    def all(self) -> list[View]:
-        """Return the views of all caches, those of lives that are over too, in the order of lives."""
-        return [*map(self._view, self._caches.members), *self._others]
+    def all(self) -> Iterator[tuple[Residency, Chain]]:
+        """Yield all caches, of lives that are over too, in the order of lives, each with the prompt as it names it."""
+        yield from ((cache, self._here.chain) for cache in self._caches.members)
+        yield from ((view.residency, view.chain) for view in self._others)
 
     def registered(self, limit: int) -> int:
         """Return how much of the prompt one of the caches has ever had, at most `limit` tokens."""

@@ -5,7 +5,7 @@ and the classes always add up to the prompt. Every boundary is predicted from wh
 the prompts and the settings; the lookup's own result is compared at the end only.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,10 +13,10 @@ from analyzers import model
 from analyzers.finders import Positions, PositionsOf, agree, drop_unit, each_of, find, furthest
 from analyzers.fleet_views import FleetViews
 from analyzers.missing import Missing, find_missing, state_class
-from analyzers.prompts import Prompt
+from analyzers.prompts import Chain, Prompt
 from analyzers.residency import Loss, Residency
 from analyzers.settings import Group, Settings
-from analyzers.views import View
+from analyzers.views import View, loss_of
 
 
 class Seen(NamedTuple):
@@ -186,28 +186,26 @@ def _residence(walk: _Walk, scene: Scene, local: int, once: int) -> None:
     at = walk.at
     if local >= at:
         return
+    own = [(scene.here.residency, scene.here.chain)]
     up = max(scene.fleet.held(at), local)
     if up < at:
         # What this replica once had, it lost itself; what lies above, somebody else did.
         _lost(walk, scene.fleet.all(), up, min(at, max(up, once)))
-        _lost(walk, [scene.here], up, up)
+        _lost(walk, own, up, up)
     if local < walk.at:
         walk.down(model.HELD_ELSEWHERE, max(local, min(once, walk.at)), replicas=scene.fleet.holders(walk.at, up))
-        _lost(walk, [scene.here], local, local)
+        _lost(walk, own, local, local)
 
 
-def _lost(walk: _Walk, caches: Sequence[View], position: int, lower: int) -> None:
+def _lost(walk: _Walk, caches: Iterable[tuple[Residency, Chain]], position: int, lower: int) -> None:
     """Step down to `lower` for what `caches` lost of the first dense block beyond `position`."""
     if walk.at <= lower:
         return
     losses: list[tuple[Loss, Residency, int]] = []
-    for view in caches:
-        residency = view.residency
-        losses += (
-            (loss, residency, group.index)
-            for group in residency.settings.dense_groups
-            if (loss := view.loss(group, (position // group.block_size + 1) * group.block_size))
-        )
+    for residency, chain in caches:
+        for group in residency.settings.dense_groups:
+            if loss := loss_of(residency, chain, group, (position // group.block_size + 1) * group.block_size):
+                losses.append((loss, residency, group.index))  # noqa: PERF401
     reasons = {loss.reason for loss, _, _ in losses}
     last = max(losses, key=lambda each: each[0].time, default=None)
     data: dict[str, Any] = {"loss": last[0], "replica": last[1].replica} if last else {}

@@ -90,10 +90,7 @@ class View:
 
     def loss(self, group: Group, position: int) -> Loss | None:
         """Return what became of the key that `group` had for the prefix that ends at `position`, if it lost it."""
-        index = position // self.unit - 1
-        if position % self.unit or not 0 <= index < len(self.chain):
-            return None
-        return self.residency.groups[group.index].lost.get(self.chain[index])
+        return loss_of(self.residency, self.chain, group, position)
 
     def stored_below(self, group: Group, position: int) -> int | None:
         """Return the deepest position at or below `position` that `group` holds; None: there is none."""
@@ -162,3 +159,12 @@ def last_of(chain: Chain, members: set[int], top: int, step: int) -> int:
         return top - indexOf(map(members.__contains__, chain[top - 1 :: -step]), True) * step
     except ValueError:
         return 0
+
+
+def loss_of(cache: Residency, chain: Chain, group: Group, position: int) -> Loss | None:
+    """Return what became of the key that `group` had for the prefix of `chain` that ends at `position`."""
+    unit = cache.settings.hash_block
+    index = position // unit - 1
+    if position % unit or not 0 <= index < len(chain):
+        return None
+    return cache.groups[group.index].lost.get(chain[index])
