@@ -20,10 +20,6 @@ class Speed:
     decode_step: Range | None
     running: float
 
-    def seconds(self, tokens: int) -> Range | None:
-        """Return how long computing `tokens` takes; None where no step says."""
-        return None if self.prefill is None else (tokens / self.prefill[1], tokens / self.prefill[0])
-
 
 def speeds(steps: pl.DataFrame) -> dict[int, Speed]:
     """Return the speed of each life in `Capture.steps`."""
@@ -42,9 +38,21 @@ def speeds(steps: pl.DataFrame) -> dict[int, Speed]:
 
 
 def total_seconds(tokens: Mapping[int, int], known: Mapping[int, Speed]) -> Range | None:
-    """Return how long computing `tokens` (by life) took; None where no life shows a speed."""
-    ranges = [found for life, count in tokens.items() if (speed := known.get(life)) and (found := speed.seconds(count))]
-    return None if not ranges else (sum(low for low, _ in ranges), sum(high for _, high in ranges))
+    """Return how long computing `tokens` (by life) took; None where no life shows a speed.
+
+    A life that shows none is as fast as the fastest of the others, or as slow as the slowest.
+    """
+    told = [speed.prefill for speed in known.values() if speed.prefill]
+    if not told or not tokens:
+        return None
+    slowest, fastest = min(low for low, _ in told), max(high for _, high in told)
+    low = high = 0.0
+    for life, count in tokens.items():
+        speed = known.get(life)
+        least, most = (speed.prefill if speed else None) or (slowest, fastest)
+        low += count / most
+        high += count / least
+    return low, high
 
 
 def _range(values: Sequence[float]) -> Range | None:

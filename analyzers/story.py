@@ -53,7 +53,8 @@ def stories(capture: Capture, request: str) -> list[Story]:
         if request in (result.request_id, original(result.request_id)) or (result.life, result.request_id) in ids
     ]
     if not found:
-        near = difflib.get_close_matches(request, [result.request_id for result in analysis.lookups], n=3)
+        names = [result.request_id for result in analysis.lookups]
+        near = [name for name in names if name.startswith(request)][:3] or difflib.get_close_matches(request, names, 3)
         hint = f"; there are {', '.join(near)}" if near else ""
         raise UsageError(f"{request}: the capture has no lookup of a request with this id{hint}")
     return [Story(result, sorted(_moments(capture, analysis, result))) for result in found]

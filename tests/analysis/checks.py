@@ -28,6 +28,12 @@ def check(analysis: Analysis, said: LabResult) -> None:
     began = {request.request_id: request.hit_tokens for request in said.requests if request.chunks}
     assert {one.request_id: began_with(one) for one in analysis.lookups if one.request_id in began} == began
     assert not [finding for finding in analysis.findings if finding.severity == "error"]
+    for seconds in (analysis.prefill_seconds, *(finding.seconds_lost for finding in analysis.findings)):
+        assert seconds is None or 0 <= seconds[0] <= seconds[1]
+    if analysis.prefill_seconds and analysis.avoidable_seconds:
+        assert all(
+            part <= whole for part, whole in zip(analysis.avoidable_seconds, analysis.prefill_seconds, strict=True)
+        )
     for lookup in analysis.lookups:
         assert lookup.hit_tokens + sum(lookup.lost.values()) == lookup.prompt_tokens, lookup
         assert lookup.predicted_hit_tokens == lookup.hit_tokens + lookup.lost.get("discarded_after_lookup", 0), lookup

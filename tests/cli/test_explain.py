@@ -37,6 +37,12 @@ def test_a_request_that_is_not_there() -> None:
     assert "repeat-9: the capture has no lookup of a request with this id; there are repeat-" in done.stderr
 
 
+def test_the_beginning_of_an_id_finds_those_that_go_on_with_it() -> None:
+    done = run("explain", "rep", EXAMPLE)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "with this id; there are repeat-0, repeat-1, repeat-2" in done.stderr
+
+
 def test_a_request_without_a_name() -> None:
     done = run("explain", "", EXAMPLE)
     assert (done.returncode, done.stdout) == (2, "")
