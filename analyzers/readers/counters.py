@@ -1,4 +1,4 @@
-"""Points of vLLM's counters of its prefix cache, from OTLP JSON metrics.
+"""Points of vLLM's counters of its prefix cache, from OTLP metrics in JSON and in Protobuf.
 
 A collector that scrapes vLLM's Prometheus endpoint writes them so. Names of 0.26 to 0.33 and, as `vllm:gpu_...`, of
 vLLM before 0.10; Prometheus appends `_total`, which a receiver may take away again.
@@ -104,24 +104,28 @@ def _points(owner: _ResourceMetrics) -> Iterator[Point]:
     resource = flatten(owner.resource.attributes if owner.resource else None)
     for scope in owner.scope_metrics or ():
         for metric in scope.metrics or ():
-            what = NAMES.get(metric.name or "")
-            if what is None or not metric.sum:
+            if metric.name not in NAMES or not metric.sum:
                 continue
             total = _sum_decoder.decode(metric.sum)
+            delta = total.aggregation_temporality in DELTA
             for point in total.data_points or ():
-                value = _value(point)
-                if math.isfinite(value):
-                    series = _named({**resource, **flatten(point.attributes)})
-                    time = check_time(point.time_unix_nano, "point's")
-                    delta = total.aggregation_temporality in DELTA
-                    yield Point(series, metric.name or "", what, time, value, delta)
+                attributes = {**resource, **flatten(point.attributes)}
+                yield from make_point(attributes, metric.name or "", point.time_unix_nano, _value(point), delta)
+
+
+def make_point(attributes: dict[str, Any], name: str, time: Any, value: float, delta: bool) -> Iterator[Point]:
+    """Yield the point of the counter `name` with these attributes of resource and point, if it has a value.
+
+    Raises:
+        SpanError: `time` is none.
+
+    """
+    if math.isfinite(value):
+        series = json.dumps({key: str(each) for key, each in attributes.items()}, sort_keys=True)
+        yield Point(series, name, NAMES[name], check_time(time, "point's"), value, delta)
 
 
 def _value(point: _DataPoint) -> float:
     """Return the point's value; NaN where it has none, or says that its series has ended."""
     written = point.as_double if point.as_int is None else point.as_int
     return math.nan if written is None or (point.flags or 0) & NO_VALUE else float(written)
-
-
-def _named(attributes: dict[str, Any]) -> str:
-    return json.dumps({key: str(value) for key, value in attributes.items()}, sort_keys=True)

@@ -5,13 +5,12 @@ together; what does not have the types of the registry is read span by span.
 """
 
 import contextlib
-from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span, TracesData
 
@@ -19,6 +18,8 @@ from analyzers.readers import otlp_json
 from analyzers.readers.attributes import shorten
 from analyzers.readers.columns import BatchBuilder, Lists
 from analyzers.readers.framing import Record
+from analyzers.readers.protobuf_metrics import read_metrics
+from analyzers.readers.protobuf_values import flatten
 from analyzers.readers.spans import FOREIGN, FlatSpan, checked_span
 from analyzers.readers.tally import BAD_SPAN, NOT_OTLP, SpanError
 from otel_cache.package import SCOPE
@@ -65,6 +66,9 @@ def read(records: Sequence[Record], builder: BatchBuilder) -> None:
 
 def _read(record: Record, builder: BatchBuilder, shapes: _Shapes) -> None:
     tally = builder.batch.tally
+    if (metrics := read_metrics(record.data)) is not None:
+        builder.batch.points += metrics
+        return
     try:
         message = TracesData.FromString(record.data)
     except DecodeError as error:
@@ -138,7 +142,7 @@ def _resource(resource_spans: ResourceSpans, builder: BatchBuilder) -> int:
     """Return the index of a resource; each is looked at once."""
     encoded = resource_spans.resource.SerializeToString(deterministic=True)
     known = builder.known_resource(encoded)
-    return builder.resource(encoded, _flatten(resource_spans.resource.attributes)) if known is None else known
+    return builder.resource(encoded, flatten(resource_spans.resource.attributes)) if known is None else known
 
 
 def read_resource(encoded: bytes, builder: BatchBuilder) -> int:
@@ -167,19 +171,4 @@ def _telling(spans: Iterable[Span]) -> list[FlatSpan]:
 def _flatten_span(span: Span, life: int) -> FlatSpan:
     ids = span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()
     times = span.start_time_unix_nano, span.end_time_unix_nano
-    return checked_span(life, *ids, span.name, *times, _flatten(span.attributes))
-
-
-def _flatten(attributes: Iterable[KeyValue]) -> dict[str, Any]:
-    plain = {each.key: _plain(each.value) for each in attributes}
-    return {key: value for key, value in plain.items() if value is not None}
-
-
-def _plain(value: AnyValue) -> Any:
-    """Return what a value holds, as the JSON reader has it: bytes as base64, None for a nested map."""
-    kind = value.WhichOneof("value")
-    if kind == "array_value":
-        return [_plain(each) for each in value.array_value.values]
-    if kind == "bytes_value":
-        return b64encode(value.bytes_value).decode()
-    return None if kind is None or kind == "kvlist_value" else getattr(value, kind)
+    return checked_span(life, *ids, span.name, *times, flatten(span.attributes))

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from conftest import Labs
+from google.protobuf import json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab.cases import request, scenario
+from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
 from vllm_versions import VERSIONS
 
 from analysis.test_evidence import EXAMPLE
@@ -19,6 +21,7 @@ from analyzers.readers import open_capture
 from analyzers.reporters import text
 from analyzers.reporters.json import to_object
 from tests.readers import otlp
+from tests.readers.forms import prefixed, protobuf
 
 SECOND = 1_000_000_000
 QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
@@ -61,6 +64,11 @@ def with_metrics(folder: Path, *lines: bytes, capture: Path = EXAMPLE) -> Analys
     path = folder / "both.jsonl"
     path.write_bytes(lines[0] + capture.read_bytes() + b"".join(lines[1:]))
     return analyze(open_capture([path]))
+
+
+def protobuf_metrics(line: bytes) -> bytes:
+    """Return the message that a line of metrics stands for."""
+    return json_format.Parse(line, MetricsData()).SerializeToString()
 
 
 def reporting(analysis: Analysis) -> list[str]:
@@ -206,3 +214,19 @@ def test_damaged_metrics_cost_nothing_else(tmp_path_factory: pytest.TempPathFact
     line[at : at + len(junk)] = junk.replace(b"\n", b"?")
     analysis = with_metrics(tmp_path_factory.mktemp("damaged"), bytes(line) + b"\n")
     assert analysis.lost == {"cold": 11910, "tail": 2130, "speculative_drop": 4800, "shifted_boundary": 9600}
+
+
+@pytest.mark.parametrize("temporality", [1, 2])
+def test_counters_in_protobuf_are_those_in_json(tmp_path: Path, temporality: int) -> None:
+    """A file exporter that writes spans and metrics to one file: messages of both, each behind its length."""
+    lines = EXAMPLE.read_bytes().splitlines()
+    counts = {QUERIES: [(BEGIN, 0), (END, SENT + 5000)], HITS: [(BEGIN, 0), (END, HIT)]}
+    counters = metrics(counts, temporality, pod="p-0")
+    others = metrics({"vllm:num_requests_running": [(BEGIN, 3)]}, engine="0")
+    (tmp_path / "json").mkdir()
+    in_json = with_metrics(tmp_path / "json", counters)
+    path = tmp_path / "messages"
+    path.write_bytes(prefixed([protobuf_metrics(counters), *map(protobuf, lines), protobuf_metrics(others)]))
+    capture = open_capture([path])
+    assert reporting(analyze(capture)) == reporting(in_json) != []
+    assert capture.counters.equals(open_capture([tmp_path / "json" / "both.jsonl"]).counters)
