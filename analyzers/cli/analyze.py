@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from analyzers.cli.completion import FILE, rules
-from analyzers.cli.files import write_whole
+from analyzers.cli.files import cache_option, write_whole
 from analyzers.cli.says import StatusLine, quiet_option, say, say_notes
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ EXAMPLE = "model_case.jsonl"
     "Without this option, text and Markdown list the losing ones, the others all.",
 )  # fmt: skip
 @click.option("--output", metavar="FILE", type=FILE, help="Write the report there instead of to stdout.")
+@cache_option
 @click.option("--example", is_flag=True, help="Analyze the capture that comes with otel-cache.")
 @click.option(
     "--fail-on", metavar="RULE[,RULE]", shell_complete=rules, help="Exit with 1 if there is a finding of such a rule."
@@ -51,6 +52,7 @@ def command(
     form: str,
     lookups: Literal["all", "losing", "none"] | None,
     output: str | None,
+    cache: bool,
     example: bool,
     fail_on: str | None,
     since: str | None,
@@ -82,7 +84,7 @@ def command(
         raise click.UsageError("--format parquet needs --output FILE: a table is nothing for a terminal")
     failing = _rules(fail_on)
     with StatusLine() as line:
-        capture = read_capture(paths, line)
+        capture = read_capture(paths, line, cache=cache)
         from analyzers.analysis import analyze
 
         line.show(f"explaining {capture.lookups.height:,} lookups", now=True)
@@ -146,15 +148,18 @@ def _parquet(analysis: "Analysis", lookups: Literal["all", "losing", "none"]) ->
     return buffer.getvalue()
 
 
-def read_capture(paths: Sequence[str], line: StatusLine | None = None) -> "Capture":
-    """Return the capture that `paths` are, the example where there are none; `line` shows how far it is."""
+def read_capture(paths: Sequence[str], line: StatusLine | None = None, *, cache: bool = False) -> "Capture":
+    """Return the capture that `paths` are, the example where there are none; `line` shows how far it is.
+
+    `cache` is as in `open_capture`.
+    """
     from analyzers.readers import open_capture
 
     if paths and line is not None:
-        return open_capture(paths, reading(line))
+        return open_capture(paths, reading(line), cache=cache)
     if paths:
         with StatusLine() as own:
-            return open_capture(paths, reading(own))
+            return open_capture(paths, reading(own), cache=cache)
     from importlib.resources import as_file, files
 
     with as_file(files("analyzers") / "examples" / EXAMPLE) as path:

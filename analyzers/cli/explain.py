@@ -3,14 +3,16 @@
 import click
 
 from analyzers.cli.completion import FILE
+from analyzers.cli.files import cache_option
 from analyzers.cli.says import quiet_option, say_notes
 
 
 @click.command("explain")
 @click.argument("request")
 @click.argument("paths", metavar="CAPTURE...", nargs=-1, required=True, type=FILE)
+@cache_option
 @quiet_option
-def command(request: str, paths: tuple[str, ...]) -> None:
+def command(request: str, paths: tuple[str, ...], cache: bool) -> None:
     """Tell one request's whole story on a time line: who computed its prefix, what became of it, what it hit and lost.
 
     REQUEST is vLLM's id of a request, or the one that its API gave. CAPTURE is what `otel-cache analyze` reads; it is
@@ -24,7 +26,7 @@ def command(request: str, paths: tuple[str, ...]) -> None:
     from analyzers.reporters import story as report
     from analyzers.story import stories
 
-    capture = read_capture(paths)
+    capture = read_capture(paths, cache=cache)
     told = stories(capture, request)
     say_notes(capture.notes)
     click.echo(report.render(told), nl=False)

@@ -1,11 +1,19 @@
-"""Files that a command writes: whole, or not at all."""
+"""Files that a command writes: whole, or not at all; and whether it keeps what it reads."""
 
 import contextlib
 import os
 import tempfile
 from pathlib import Path
 
+import click
+
 from otel_cache.errors import UsageError
+
+cache_option = click.option(
+    "--cache",
+    is_flag=True,
+    help="Keep what is read beside each file, as a hidden Parquet file, and read that next time.",
+)
 
 
 def write_whole(path: str, data: str | bytes) -> None:

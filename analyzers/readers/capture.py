@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from analyzers.model import Capture
 from analyzers.readers.batches import read_batches
+from analyzers.readers.beside import read_kept
 from analyzers.readers.frames import CaptureBuilder
 from analyzers.readers.sources import find_sources
 from analyzers.readers.tally import FILE, Progress, Tally, no_progress
@@ -12,13 +13,19 @@ from otel_cache.errors import CaptureError
 
 
 def open_capture(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], progress: Progress = no_progress
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    progress: Progress = no_progress,
+    *,
+    cache: bool = False,
 ) -> Capture:
     """Read files, folders, globs, `-` (stdin) and Parquet in object storage as one capture; one or several of them.
 
     What an input holds is told by its content: OTLP as JSON or Protobuf, compressed or not, Parquet, or what Jaeger or
     Tempo let somebody download. Lines and spans that cannot be read are counted and noted in the capture, spans of
     other programs counted.
+
+    With `cache` what is read of a file is kept beside it as `.NAME.otel-cache.parquet`, from which it is read the next
+    time, as long as the file stays what it is.
 
     Raises:
         CaptureError: an input does not exist, cannot be read or is empty, or none holds a span of otel_cache.
@@ -30,7 +37,7 @@ def open_capture(
     read = 0
     for number, source in enumerate(sources, 1):
         try:
-            for batch, what in read_batches(source):
+            for batch, what in read_kept(source, tally) if cache else read_batches(source):
                 builder.add(batch, f"{source.label} {what}")
                 read += sum(frame.height for frame in batch.frames.values())
                 progress(read, number, len(sources))

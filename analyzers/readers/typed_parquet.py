@@ -62,10 +62,13 @@ class _Notes(msgspec.Struct):
     notes: list[tuple[str, str]] = []
     kinds: dict[str, int] = {}
     points: list[Point] = []
+    stamp: str = ""
 
 
-def write(batches: Iterable[Batch], path: str) -> int:
+def write(batches: Iterable[Batch], path: str, stamp: str = "") -> int:
     """Write batches to the file `path` and return how many spans of otel_cache there were; nothing is left half done.
+
+    `stamp` is kept in it, for whoever has to know of what it was made.
 
     Raises:
         UsageError: the file cannot be written.
@@ -74,7 +77,7 @@ def write(batches: Iterable[Batch], path: str) -> int:
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     tally = Tally()
-    notes = _Notes({})
+    notes = _Notes({}, stamp=stamp)
     columns: dict[str, dict[str, None]] = {}
     count = 0
     try:
@@ -179,6 +182,14 @@ def read(source: Source, label: str) -> Iterator[Batch]:
         index = pl.col("resource").replace_strict(resources, return_dtype=pl.Int32)
         batch.frames[name] = frame.with_columns(index).drop("name", "scope", strict=False)
     yield batch
+
+
+def stamp_of(path: Path) -> str | None:
+    """Return the stamp of a file that `write` wrote; None where there is none, or none that can be read."""
+    try:
+        return _notes(path).stamp
+    except _BROKEN:
+        return None
 
 
 def _notes(source: Source) -> _Notes:

@@ -1,0 +1,64 @@
+"""What was read of a file, kept beside it as typed Parquet: the next reading costs a fraction."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from analyzers.readers import typed_parquet
+from analyzers.readers.batches import read_batches
+from analyzers.readers.columns import Batch
+from analyzers.readers.sources import Source
+from analyzers.readers.tally import FILE, Tally
+from otel_cache.errors import CaptureError, UsageError
+from otel_cache.package import VERSION
+
+_PARQUET = b"PAR1"
+
+
+def beside(path: Path) -> Path:
+    """Return where what was read of `path` is kept: hidden, so that who reads the folder passes over it."""
+    return path.with_name(f".{path.name}.otel-cache.parquet")
+
+
+def read_kept(source: Source, tally: Tally) -> Iterator[tuple[Batch, str]]:
+    """Yield what `read_batches` does, from what is kept beside the file, which is made where it is not there or old.
+
+    It is old where the file's size or time of change is another one since, or otel-cache is. What is no file, or is
+    Parquet itself, is read as it is; so is a file in a folder that nothing can be written to, and `tally` has a note.
+
+    Raises:
+        CaptureError: as `read_batches`.
+
+    """
+    path = source.path
+    if path is None or not path.is_file() or _is_parquet(path):
+        yield from read_batches(source)
+        return
+    kept, stamp = beside(path), _stamp(path)
+    if typed_parquet.stamp_of(kept) == stamp:
+        try:
+            batches = list(typed_parquet.read(kept, source.label))
+        except CaptureError:
+            pass  # damaged since: made anew
+        else:
+            yield from ((batch, "row") for batch in batches)
+            return
+    try:
+        typed_parquet.write((batch for batch, _ in read_batches(source)), str(kept), stamp)
+    except UsageError as error:
+        tally.note(FILE, f"{source.label}: nothing is kept beside it, so it is read whole each time ({error})")
+        yield from read_batches(source)
+        return
+    yield from ((batch, "row") for batch in typed_parquet.read(kept, source.label))
+
+
+def _stamp(path: Path) -> str:
+    about = path.stat()
+    return f"{VERSION} {about.st_size} {about.st_mtime_ns}"
+
+
+def _is_parquet(path: Path) -> bool:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(_PARQUET)) == _PARQUET
+    except OSError:
+        return False  # whoever reads it says what is wrong
