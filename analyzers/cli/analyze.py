@@ -3,7 +3,8 @@
 import difflib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +13,7 @@ import click
 from analyzers.cli.completion import FILE, rules
 from analyzers.cli.files import cache_option, write_whole
 from analyzers.cli.says import StatusLine, quiet_option, say, say_notes
+from otel_cache.errors import UsageError
 
 if TYPE_CHECKING:
     from analyzers.choice import Choice
@@ -89,9 +91,15 @@ def command(
 
         line.show(f"explaining {capture.lookups.height:,} lookups", now=True)
         analysis = analyze(capture, _choice(capture, since, until, replica, family))
+        if not analysis.lookups:
+            none = nothing_chosen(capture, {"since": since, "until": until, "replica": replica, "family": family})
+            if failing:
+                raise UsageError(f"{none}. --fail-on has nothing to judge, which is no pass")
         line.show("writing the report", now=True)
         report = _render(analysis, form, lookups, output, top)
     say_notes(capture.notes)
+    if not analysis.lookups:
+        say(f"note: {none}")
     _write(report, output)
     if failing & {finding.rule for finding in analysis.findings}:
         click.get_current_context().exit(1)
@@ -201,7 +209,6 @@ def _choice(
 
     """
     from analyzers.choice import Choice, moment
-    from otel_cache.errors import UsageError
 
     begin = int(capture.lookups["start"].min() or 0)  # type: ignore[arg-type]
     replicas = sorted({life.replica for life in capture.lives})
@@ -214,6 +221,26 @@ def _choice(
     if first is not None and last is not None and first > last:
         raise UsageError(f"--since {since} is later than --until {until}: no lookup lies between them")
     return Choice(first, last, replica, family)
+
+
+def nothing_chosen(capture: "Capture", options: Mapping[str, str | None]) -> str:
+    """Say that no lookup is reported, and why: there is none, or when those are that `options` leave out."""
+    times = capture.lookups["start"]
+    if times.is_empty():
+        return "the capture has no lookup"
+    first, last = (_clock(time) for time in (times.min(), times.max()))
+    given = " ".join(f"--{name} {value}" for name, value in options.items() if value is not None)
+    spread = (times.max() - times.min()) / 1e9  # type: ignore[operator]
+    return (
+        f"no lookup of the capture is chosen by {given}: it has {len(times):,}, the first at {first}, the last at "
+        f"{last}, {spread:,.3f} s later"
+    )
+
+
+def _clock(time: object) -> str:
+    """Write a time (ns since the epoch) as --since takes it."""
+    assert isinstance(time, int)
+    return datetime.fromtimestamp(time / 1e9, UTC).replace(tzinfo=None).isoformat(timespec="milliseconds")
 
 
 def _colorful() -> bool:

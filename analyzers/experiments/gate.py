@@ -203,6 +203,8 @@ def _findings(report: Report, rules: Sequence[str]) -> Judged:
         return Judged("findings", "fail", "; ".join(found.values()), {"rules": sorted(found)})
     if report["coverage"]["missing_records"]:
         return Judged("findings", "unknown", "records are missing, so a finding may be", {"rules": []})
+    if not report["coverage"]["lookups"]:
+        return Judged("findings", "unknown", "the report is about no lookup, so nothing could be found", {"rules": []})
     return Judged("findings", "pass", f"none of {', '.join(rules)}", {"rules": []})
 
 

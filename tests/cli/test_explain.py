@@ -95,6 +95,37 @@ def test_a_choice_that_is_none(options: list[str], said: str) -> None:
     assert said in done.stderr
 
 
+def test_where_no_lookup_is_chosen_a_note_says_so() -> None:
+    """With the times of those that there are: the example's lie within 10 ms."""
+    done = run("analyze", EXAMPLE, "--since", "10m", "--replica", "replica-0")
+    assert done.returncode == 0
+    assert done.stderr.startswith(
+        "note: no lookup of the capture is chosen by --since 10m --replica replica-0: it has 4, the first at 20"
+    )
+    assert done.stderr.endswith("0.008 s later\n")
+    first, last = done.stderr.split("first at ")[1].split(",")[0], done.stderr.split("last at ")[1].split(",")[0]
+    assert chosen("--since", first) == ["cold", "repeat-0", "repeat-1", "repeat-2"]
+    assert chosen("--until", last)[:1] == ["cold"]
+    assert run("-q", "analyze", EXAMPLE, "--since", "10m").stderr == ""
+
+
+def test_a_gate_that_saw_nothing_is_not_green(tmp_path: Path) -> None:
+    """Neither where the options choose nothing, nor where the capture has no lookup: and nothing is written."""
+    done = run("analyze", EXAMPLE, "--since", "10m", "--fail-on", "evicted", "--output", tmp_path / "report")
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert done.stderr.startswith("Error: no lookup of the capture is chosen by --since 10m: it has 4, ")
+    assert "--fail-on has nothing to judge" in done.stderr
+    line = next(each for each in EXAMPLE.read_text().splitlines() if "vllm.scheduler.step" in each)
+    data = json.loads(line)
+    for resource in data["resourceSpans"]:
+        for scope in resource["scopeSpans"]:
+            scope["spans"] = [span for span in scope["spans"] if span["name"] == "vllm.scheduler.step"]
+    (tmp_path / "steps.jsonl").write_text(json.dumps(data) + "\n")
+    done = run("analyze", tmp_path / "steps.jsonl", "--fail-on", "evicted")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "Error: the capture has no lookup. --fail-on has nothing to judge, which is no pass\n"
+
+
 def test_top() -> None:
     assert "What would give most back" in run("analyze", EXAMPLE).stdout
     assert "What would give most back" not in run("analyze", EXAMPLE, "--top", "0").stdout

@@ -93,6 +93,14 @@ def test_evictions_and_missing_records(tmp_path: Path, example: dict[str, Any]) 
     assert check(tmp_path, report, {"findings": {"none_of": ["evicted"]}})[0] == 2
 
 
+def test_a_report_on_no_lookup_is_no_pass(tmp_path: Path) -> None:
+    """As `analyze --since 10m --format json` writes it of a shorter capture."""
+    done = command("-q", "analyze", EXAMPLE, "--since", "10m", "--format", "json")
+    assert check(tmp_path, json.loads(done.stdout), {"findings": {"none_of": ["evicted"]}}) == (
+        2, {"findings": "unknown"},
+    )  # fmt: skip
+
+
 def test_a_failure_counts_for_more_than_what_cannot_be_told(tmp_path: Path, example: dict[str, Any]) -> None:
     """With both it is a failure."""
     policy = {"first_repeat": {}, "outputs_equal": True}
