@@ -70,14 +70,16 @@ def run(scenarios: tuple[Path, ...], out: Path | None, vllm: Path | None, engine
         say_notes(work.notes, more="")
     with _spans(out) as spans:
         with StatusLine() as line:
-            results = run_scenarios(
+            ran = run_scenarios(
                 [(work.name, work.scenario) for work in works], spans, vllm, lambda text: line.show(text, now=True)
             )
         if out is not None and spans != out:
             spans = spans.replace(out)
+        if out is not None:
+            say(f"{ran.spans:,} spans written to {out}")
         captures = [work.capture for work in works if work.capture is not None]
         if len(captures) == len(works) == 1:
-            _compare(works[0], spans, results[0].vllm_version)
+            _compare(works[0], spans, ran.results[0].vllm_version)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -89,8 +90,8 @@ class LabWorker:
         if out is None:
             return self._ask(scenario, None)
         _check_installed(self._vllm, self._instrument)  # before a file of that name is replaced
-        with _sidecar(out) as socket:
-            return self._ask(scenario, socket)
+        with _sidecar(out) as sidecar:
+            return self._ask(scenario, sidecar.socket)
 
     def kill(self) -> None:
         """End the child at once, whatever it does, from whichever thread; who waits for its answer gets a LabError."""
@@ -171,12 +172,20 @@ class LabWorker:
         return "\n".join(f"  {line}" for line in lines[-STDERR_TAIL:]) or "  (none)"
 
 
+@dataclass
+class Ran:
+    """What a run of scenarios gave: vLLM's results of each, and how many spans are in their file."""
+
+    results: list[LabResult]
+    spans: int
+
+
 def run_scenarios(
     scenarios: Sequence[tuple[str, Scenario]],
     out: Path,
     vllm: Path | None = None,
     note: Callable[[str], None] = lambda text: None,
-) -> list[LabResult]:
+) -> Ran:
     """Run scenarios, each with its name, on one vLLM; all their spans go to `out`. `note` is told what is going on.
 
     Raises:
@@ -184,17 +193,28 @@ def run_scenarios(
 
     """
     results = []
-    with LabWorker(vllm) as worker, _sidecar(out) as socket:
+    with LabWorker(vllm) as worker, _sidecar(out) as sidecar:
         note("starting vLLM")
         for name, scenario in scenarios:
             note(f"running {name}")
-            results.append(worker._ask(scenario, socket))
-    return results
+            results.append(worker._ask(scenario, sidecar.socket))
+    return Ran(results, sidecar.spans)
+
+
+@dataclass
+class _Sidecar:
+    """A running sidecar's socket, and how many spans it has written once it has ended."""
+
+    socket: Path
+    spans: int = 0
 
 
 @contextlib.contextmanager
-def _sidecar(out: Path) -> Iterator[Path]:
-    """Run a sidecar that writes to `out`; the file is complete when the context ends."""
+def _sidecar(out: Path) -> Iterator[_Sidecar]:
+    """Run a sidecar that writes to `out`; the file is complete when the context ends.
+
+    How many spans are in it is for the caller to say, who knows what becomes of the file.
+    """
     from otel_cache.sidecar.launch import start_child
 
     if not out.parent.is_dir():
@@ -202,11 +222,13 @@ def _sidecar(out: Path) -> Iterator[Path]:
     # A socket's path is at most 107 bytes, whatever the length of TMPDIR.
     folder = Path(tempfile.mkdtemp(prefix="otel-cache-", dir="/tmp"))
     try:
-        sidecar = start_child(str(folder / "socket"), str(out), None)
+        child = start_child(str(folder / "socket"), str(out), None, silent=True)
+        running = _Sidecar(folder / "socket")
         try:
-            yield folder / "socket"
+            yield running
         finally:
-            code = sidecar.stop()
+            code = child.stop()
+            running.spans = child.written
         if code:
             raise LabError(f"the sidecar ended with code {code}, so {out} may be incomplete; it has said why above")
     finally:

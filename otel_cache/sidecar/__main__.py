@@ -45,6 +45,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--parent-fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--written-fd", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 

@@ -31,10 +31,13 @@ _DETACH = (
 class Child:
     """A sidecar that was started for one command."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", lifeline: int) -> None:
-        """Hold the process and the write end of the pipe whose end tells it that we are gone."""
+    def __init__(self, process: "subprocess.Popen[bytes]", lifeline: int, written: int) -> None:
+        """Hold the process, the write end of the pipe whose end tells it that we are gone, and the one it counts to."""
         self._process = process
         self._lifeline = lifeline
+        self._written = written
+        self.written = 0
+        """Spans in the file, once a sidecar that was started `silent` has been stopped."""
 
     @property
     def pid(self) -> int:
@@ -49,13 +52,18 @@ class Child:
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
+        if self._written >= 0:
+            self.written = int(os.read(self._written, 32) or 0)
+            os.close(self._written)
+            self._written = -1
         return code
 
 
-def start_child(socket: str, out: str | None = None, endpoint: str | None = None) -> Child:
+def start_child(socket: str, out: str | None = None, endpoint: str | None = None, *, silent: bool = False) -> Child:
     """Start a sidecar in a session of its own, and return when it listens on `socket`.
 
-    It leaves by itself, once nothing is connected, should this process die without stopping it.
+    It leaves by itself, once nothing is connected, should this process die without stopping it. How many spans are in
+    the file it says at its end, unless it is `silent`: then it tells whoever stops it.
 
     Raises:
         UsageError: it did not come up; it has said why on stderr.
@@ -63,25 +71,32 @@ def start_child(socket: str, out: str | None = None, endpoint: str | None = None
     """
     lifeline_read, lifeline = os.pipe()
     ready, ready_write = os.pipe()
+    written, written_write = os.pipe() if silent else (-1, -1)
     try:
         arguments = [*_command(socket, out, endpoint, ready_write), "--parent-fd", str(lifeline_read)]
+        passed = [ready_write, lifeline_read]
+        if silent:
+            arguments += ["--written-fd", str(written_write)]
+            passed.append(written_write)
         process = subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             env=_environment(),
-            pass_fds=[ready_write, lifeline_read],
+            pass_fds=passed,
         )
         os.close(ready_write)
         ready_write = -1
         if _wait_ready(ready, CHILD_READY_SECONDS):
-            return Child(process, lifeline)
+            child = Child(process, lifeline, written)
+            written = -1
+            return child
         process.kill()
         code = process.wait()
         os.close(lifeline)
         raise UsageError(f"the sidecar did not start (exit code {code}); what it wrote above says why")
     finally:
-        for fd in (lifeline_read, ready, ready_write):
+        for fd in (lifeline_read, ready, ready_write, written, written_write):
             if fd >= 0:
                 os.close(fd)
 

@@ -52,6 +52,8 @@ class Options:
         exit_when_idle: leave when no process has been connected for so many seconds; None: never.
         ready_fd: descriptor that gets one byte once the sidecar listens; None: none.
         parent_fd: descriptor that reads as ended when whoever started the sidecar is gone; None: none.
+        written_fd: descriptor that gets the number of spans in `out` at the end, for whoever started the sidecar to
+            say; None: the sidecar says it.
 
     """
 
@@ -62,6 +64,7 @@ class Options:
     exit_when_idle: float | None = None
     ready_fd: int | None = None
     parent_fd: int | None = None
+    written_fd: int | None = None
 
 
 class _Writer(Protocol):
@@ -83,6 +86,7 @@ class _Outputs:
         self.plane: TracingPlane | None = None
         self.file: _Writer | None = None
         self.endpoint = ""
+        self._written_fd = options.written_fd
         self.built = self.requests = self.traced = 0
         if wants_export(options.endpoint, options.out):
             exporter, self.endpoint = make_exporter(options.endpoint)
@@ -126,7 +130,11 @@ class _Outputs:
             kept = self.exports.close()
         if self.file is not None:
             self.file.close()
-            notes.append(f"{self.file.written} spans written to {self.file.path}")
+            if self._written_fd is None:
+                notes.append(f"{self.file.written} spans written to {self.file.path}")
+            else:
+                with contextlib.suppress(OSError):
+                    os.write(self._written_fd, str(self.file.written).encode())
             if self.file.lost:
                 notes.append(f"{self.file.lost} spans could not be written")
         if self.exports is not None and (self.exports.exported or self.exports.lost or kept):

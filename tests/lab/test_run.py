@@ -45,17 +45,35 @@ def span_names(path: Path) -> Counter[str]:
 
 @pytest.mark.vllm
 def test_command(tmp_path: Path) -> None:
-    """A shipped scenario on a lane: spans in the file, nothing on stdout, exit code 0."""
+    """A shipped scenario on a lane: spans in the file, which is named, nothing on stdout, exit code 0."""
     out = tmp_path / "spans.jsonl"
     lane = lane_folder("0.28.0")
     assert lane is not None
     done = command("model_case", "--out", out, "--vllm", lane)
-    assert (done.returncode, done.stdout) == (0, "")
+    count = sum(span_names(out).values())
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{count} spans written to {out}\n")
     assert span_names(out)[names.LOOKUP] == 4
     text = out.read_text()
     for sent in ("cold", "repeat-0", "repeat-1", "repeat-2"):
         assert f'"{sent}"' in text
     assert '"0.28.0"' in text
+
+
+@pytest.mark.vllm
+def test_what_is_said(tmp_path: Path) -> None:
+    """With --quiet nothing; where a scenario fails only that, since no file is in its place."""
+    out = tmp_path / "spans.jsonl"
+    done = command("--quiet", "model_case", "--out", out)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == [out]
+    before = out.read_bytes()
+    small = tmp_path / "small.yaml"
+    small.write_text(json.dumps(shipped("model_case", num_gpu_blocks=5)))
+    done = command(small, "--out", out)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "too small for cold" in done.stderr
+    assert (out.read_bytes(), sorted(tmp_path.iterdir())) == (before, [small, out])
 
 
 @pytest.mark.vllm

@@ -82,6 +82,17 @@ def test_a_sidecar_leaves_when_idle(socket_path, tmp_path):
     assert not Path(socket_path).exists()
 
 
+def test_a_silent_child_leaves_it_to_its_starter_to_say_what_was_written(socket_path, tmp_path, capfd):
+    child = start_child(socket_path, str(tmp_path / "out.jsonl"), silent=True)
+    peer = Peer(socket_path, hello())
+    peer.send(*whole_request())
+    peer.close()
+
+    assert (child.stop(), child.stop()) == (0, 0)
+    assert child.written == SPANS
+    assert capfd.readouterr().err == ""
+
+
 def test_a_child_outlives_its_starter_only_until_it_is_idle(socket_path, tmp_path):
     starter = subprocess.Popen([sys.executable, "-c", START, socket_path, str(tmp_path / "o")], stdout=subprocess.PIPE)
     pid = int(starter.stdout.readline())
