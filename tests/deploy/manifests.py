@@ -11,6 +11,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
+RECORDER = KUBERNETES / "components" / "recorder"
 COMPOSE = DEPLOY / "compose"
 CONFIGS = ROOT / "collector"
 UID = "10001"
@@ -28,8 +29,9 @@ def documents(text: str) -> list[dict[str, Any]]:
 
 @functools.cache
 def resources() -> list[dict[str, Any]]:
-    """Return Kubernetes' resources of all folders, as they stand in the files."""
+    """Return Kubernetes' resources of all folders, as they stand in the files; collectors' configurations are none."""
     files = sorted(path for path in KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml")
+    files = [path for path in files if path.parent != RECORDER / "collector"]
     return [each for path in files for each in documents(path.read_text(encoding="utf-8"))]
 
 

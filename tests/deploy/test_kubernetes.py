@@ -7,10 +7,23 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from otel_cache import config
 
-from .manifests import CONFIGS, KUBERNETES, UID, arguments, containers, load, pods, resources, services, settings
+from .manifests import (
+    CONFIGS,
+    KUBERNETES,
+    RECORDER,
+    UID,
+    arguments,
+    containers,
+    load,
+    pods,
+    resources,
+    services,
+    settings,
+)
 
 VERSION = "1.33"
 PODS = dict(pods())
@@ -127,6 +140,13 @@ def test_policies_open_what_is_needed() -> None:
             assert {port["port"] for port in rule["ports"]} <= set(ports(PODS[name]).values()), name
     assert opened["egress"] <= opened["ingress"]
     assert {("vllm", "otel-cache-agent", 4317), ("otel-cache-agent", "otel-cache-gateway", 4317)} <= opened["egress"]
+    # What the recorder lets in, its component lets the agent send.
+    patches = load(RECORDER / "kustomization.yaml")["patches"]
+    (patch,) = [yaml.safe_load(each["patch"]) for each in patches if each["target"]["kind"] == "NetworkPolicy"]
+    (rule,) = [each["value"] for each in patch]
+    assert [matching(peer["podSelector"]["matchLabels"]) for peer in rule["to"]] == [["otel-cache-recorder"]]
+    way = ("otel-cache-agent", "otel-cache-recorder", rule["ports"][0]["port"])
+    assert way in opened["ingress"] - opened["egress"]
 
 
 def test_monitors_lead_to_ports() -> None:
@@ -142,39 +162,62 @@ def test_monitors_lead_to_ports() -> None:
             )
 
 
-def test_configurations_read_what_is_set() -> None:
+@pytest.mark.parametrize("pod", ["otel-cache-agent", "otel-cache-gateway", "otel-cache-recorder"])
+def test_configurations_read_what_is_set(pod: str) -> None:
     """Each variable of a collector is one that its configuration reads, and what a container listens on is open."""
-    for pod in ("otel-cache-agent", "otel-cache-gateway"):
-        (collector,) = containers(PODS[pod])
-        (argument,) = arguments(collector)
-        text = (CONFIGS / argument.rpartition("/")[2]).read_text(encoding="utf-8")
-        read = set(re.findall(r"\$\{env:(\w+)", text))
-        given = {name for name in settings(collector) if name.startswith("OTEL_CACHE_")}
-        assert given <= read, f"{pod}: {given - read}"
-        # What has no default that works in a cluster has to be given.
-        local = set(re.findall(r"\$\{env:(\w+):-(?:localhost|\./|/etc)", text))
-        assert local <= given, f"{pod}: {local - given}"
-        # The memory limiter acts before the limit of the container does.
-        limit = collector["resources"]["limits"]["memory"]
-        mib = int(limit[:-2]) * (1024 if limit.endswith("Gi") else 1)
-        assert int(settings(collector)["OTEL_CACHE_COLLECTOR_MEMORY_MIB"]) <= 0.8 * mib
-    files = {each["name"]: each["files"] for each in load(CONFIGS / "kustomization.yaml")["configMapGenerator"]}
-    for pod in ("otel-cache-agent", "otel-cache-gateway"):
-        used = [each["configMap"]["name"] for each in PODS[pod]["spec"]["volumes"] if "configMap" in each]
-        assert used == [pod] and files[pod] == [arguments(containers(PODS[pod])[0])[0].rpartition("/")[2]]
+    collector = next(each for each in containers(PODS[pod]) if each["name"] == "collector")
+    maps = [each["configMap"]["name"] for each in PODS[pod]["spec"]["volumes"] if "configMap" in each]
+    assert maps == [pod]
+    files = config_map(pod)
+    text = "".join(files[argument.removeprefix("--config=/etc/otelcol/")] for argument in arguments(collector))
+    read = set(re.findall(r"\$\{env:(\w+)", text))
+    given = {name for name in settings(collector) if name.startswith("OTEL_CACHE_")}
+    assert given <= read, f"{pod}: {given - read}"
+    # What has no default that works in a cluster has to be given.
+    local = set(re.findall(r"\$\{env:(\w+):-(?:localhost|\./|/etc)", text))
+    assert local <= given, f"{pod}: {local - given}"
+    # The memory limiter acts before the limit of the container does.
+    limit = collector["resources"]["limits"]["memory"]
+    mib = int(limit[:-2]) * (1024 if limit.endswith("Gi") else 1)
+    assert int(settings(collector)["OTEL_CACHE_COLLECTOR_MEMORY_MIB"]) <= 0.8 * mib
+
+
+def config_map(name: str) -> dict[str, str]:
+    """Return the configurations in a ConfigMap by the names of their files there."""
+    found = {}
+    for folder in (CONFIGS, RECORDER):
+        for each in load(folder / "kustomization.yaml")["configMapGenerator"]:
+            if each["name"] == name:
+                for file in each["files"]:
+                    key, _, path = file.rpartition("=")
+                    found[key or path] = (folder / path).read_text(encoding="utf-8")
+    return found
+
+
+def test_the_recorder_keeps_what_its_volume_holds() -> None:
+    """All files together take at most half of the volume, and what analyzes them cannot change them."""
+    collector, analyze = containers(PODS["otel-cache-recorder"])
+    given = settings(collector)
+    (claim,) = named("StatefulSet")["otel-cache-recorder"]["spec"]["volumeClaimTemplates"]
+    gib = int(claim["spec"]["resources"]["requests"]["storage"].removesuffix("Gi"))
+    files = int(given["OTEL_CACHE_COLLECTOR_FILE_BACKUPS"]) + 1
+    assert files * int(given["OTEL_CACHE_COLLECTOR_FILE_MEGABYTES"]) <= gib * 1024 / 2
+    (mount,) = [each for each in analyze["volumeMounts"] if each["name"] == "captures"]
+    assert mount["readOnly"] is True and given["OTEL_CACHE_COLLECTOR_FILE"].startswith(f"{mount['mountPath']}/")
 
 
 def test_one_release_of_the_collector() -> None:
     """Kubernetes, Compose and the builder's manifest take one release."""
     release = load(CONFIGS / "builder.yaml")["dist"]["version"]
-    images = {each["name"]: each["newTag"] for each in load(KUBERNETES / "base" / "kustomization.yaml")["images"]}
-    assert images["otel/opentelemetry-collector-contrib"] == release
+    for folder in (KUBERNETES / "base", RECORDER):
+        images = {each["name"]: each["newTag"] for each in load(folder / "kustomization.yaml")["images"]}
+        assert images["otel/opentelemetry-collector-contrib"] == release
     assert services()["collector"]["image"] == f"otel/opentelemetry-collector-contrib:{release}"
 
 
 def test_every_image_has_a_version() -> None:
     """No image is whatever is newest."""
-    folders = [KUBERNETES / "base", KUBERNETES / "overlays" / "fleet"]
+    folders = [KUBERNETES / "base", KUBERNETES / "overlays" / "fleet", RECORDER]
     tagged = {
         each["name"] for folder in folders for each in load(folder / "kustomization.yaml")["images"] if each["newTag"]
     }

@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -122,8 +122,15 @@ class Collector(Program):
 
     """
 
-    def __init__(self, binary: Path, config: Path, folder: Path, environment: Mapping[str, str]) -> None:
-        """Start it on free ports, or on those that `environment` names, and wait until it is healthy."""
+    def __init__(
+        self, binary: Path, config: Path, folder: Path, environment: Mapping[str, str], more: Sequence[Path] = ()
+    ) -> None:
+        """Start it on free ports, or on those that `environment` names, and wait until it is healthy.
+
+        Args:
+            more: configurations that are merged into `config`.
+
+        """
         health, telemetry = free_port(), free_port()
         ports = {
             "OTEL_CACHE_COLLECTOR_GRPC": f"{HOST}:{free_port()}",
@@ -139,7 +146,8 @@ class Collector(Program):
         self.http = self.environment["OTEL_CACHE_COLLECTOR_HTTP"]
         self.spanmetrics = self.environment["OTEL_CACHE_COLLECTOR_METRICS"]
         self.telemetry = f"{HOST}:{self.environment['OTEL_CACHE_COLLECTOR_TELEMETRY_PORT']}"
-        super().__init__([str(binary), "--config", str(config)], folder, config.stem, self.environment)
+        configs = [f"--config={path}" for path in (config, *more)]
+        super().__init__([str(binary), *configs], folder, config.stem, self.environment)
         where = f"http://{self.environment['OTEL_CACHE_COLLECTOR_HEALTH']}/"
         self.await_ready(lambda: fetch(where))
 
@@ -240,10 +248,10 @@ class Programs:
         self.folder = folder
         self._started: list[Program] = []
 
-    def collector(self, config: str | Path, **environment: str) -> Collector:
-        """Start the collector with a file of `collector/` (`"agent.yaml"`) or any other (a `Path`)."""
+    def collector(self, config: str | Path, *more: Path, **environment: str) -> Collector:
+        """Start the collector with a file of `collector/` (`"agent.yaml"`) or any other (a `Path`), and with `more`."""
         path = CONFIGS / config if isinstance(config, str) else config
-        return self.keep(Collector(self.paths["collector"], path, self._folder(path.stem), environment))
+        return self.keep(Collector(self.paths["collector"], path, self._folder(path.stem), environment, more))
 
     def again(self, collector: Collector, config: str | Path) -> Collector:
         """Start the collector that was stopped once more: same ports, same queue."""

@@ -71,12 +71,14 @@ def test_unit_tests_would_notice(
     assert set(re.findall(r"alertname: (\w+)", done.stdout + done.stderr)) == spoilt
 
 
-@pytest.mark.parametrize("folder", ["base", "overlays/fleet"])
+@pytest.mark.parametrize("folder", ["base", "overlays/fleet", "overlays/example"])
 def test_kustomize(backends: Mapping[str, Path], folder: str) -> None:
     """It builds, Kubernetes knows every field of it, and what it mounts and reads is in it or is named as a secret."""
     done = run(backends["kustomize"], "build", KUBERNETES / folder)
     assert done.returncode == 0, done.stderr
     built = documents(done.stdout)
+    # A cluster without Prometheus' operator refuses these; only the example asks for them.
+    assert bool({each["kind"] for each in built} & CUSTOM) == (folder == "overlays/example")
     for resource in built:
         if resource["kind"] not in CUSTOM:
             kubernetes_validate.validate(resource, "1.33", strict=True)
@@ -92,13 +94,52 @@ def test_kustomize(backends: Mapping[str, Path], folder: str) -> None:
     assert images and all(re.search(r":\d", image) for image in images)
 
 
-def test_two_replicas(backends: Mapping[str, Path]) -> None:
-    """The overlay makes two of the one replica, and the router knows both by the names that they get."""
-    built = documents(run(backends["kustomize"], "build", KUBERNETES / "overlays/fleet").stdout)
+@pytest.mark.parametrize(("overlay", "count"), [("fleet", 2), ("example", 3)])
+def test_replicas(backends: Mapping[str, Path], overlay: str, count: int) -> None:
+    """The overlay makes several of the one replica, and the router knows all by the names that they get."""
+    built = documents(run(backends["kustomize"], "build", KUBERNETES / "overlays" / overlay).stdout)
     (vllm,) = [each for each in built if each["kind"] == "StatefulSet" and each["metadata"]["name"] == "vllm"]
     (router,) = [each for each in built if each["kind"] == "Deployment"]
     urls = [word for word in router["spec"]["template"]["spec"]["containers"][0]["args"] if word.startswith("http")]
-    assert urls == [f"http://vllm-{number}.vllm:8000" for number in range(vllm["spec"]["replicas"])]
+    assert vllm["spec"]["replicas"] == count
+    assert urls == [f"http://vllm-{number}.vllm:8000" for number in range(count)]
+
+
+def test_the_example_changes_what_is_somebodys_own(backends: Mapping[str, Path], tmp_path: Path) -> None:
+    """Images, model, back end and the alerts' runbook are where it says: another name there is another name here."""
+    shutil.copytree(ROOT, tmp_path, dirs_exist_ok=True, ignore=lambda at, names: unneeded(Path(at), names))
+    mine = shutil.copytree(
+        tmp_path / KUBERNETES.relative_to(ROOT) / "overlays/example", tmp_path / "deploy/kubernetes/overlays/mine"
+    )
+    path = mine / "kustomization.yaml"
+    text = path.read_text()
+    for old, new in (
+        ("registry.example.com/", "images.test/"),
+        ("grafana.example.com", "grafana.test"),
+        ("tempo.tracing:4317", "jaeger.test:4317"),
+        ("Qwen/Qwen3-0.6B", "test/model"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    done = run(backends["kustomize"], "build", mine)
+    assert done.returncode == 0, done.stderr
+    images = set(re.findall(r"image: (\S+)", done.stdout))
+    assert {image for image in images if "otel-cache" in image} == {
+        f"images.test/{name}:0.1.0" for name in ("otel-cache", "otel-cache-vllm", "otel-cache-router")
+    }
+    (rules,) = [each for each in documents(done.stdout) if each["kind"] == "PrometheusRule"]
+    alerts = [each for group in rules["spec"]["groups"] for each in group["rules"] if "alert" in each]
+    assert [each["annotations"]["runbook_url"] for each in alerts] == [
+        f"https://grafana.test/d/otel-cache-runbook?viewPanel=panel-{number}" for number in range(1, len(alerts) + 1)
+    ]
+    assert "value: jaeger.test:4317" in done.stdout and "tempo.tracing" not in done.stdout
+    assert "model: test/model" in done.stdout
+
+
+def unneeded(at: Path, names: list[str]) -> list[str]:
+    """Return what of the root kustomize reads nothing of."""
+    return [name for name in names if at == ROOT and name not in ("collector", "deploy")]
 
 
 def composed(compose: Path, folder: Path, *files: str) -> dict[str, Any]:
