@@ -19,7 +19,7 @@ GONE = (model.EVICTED, model.CHECKPOINT_EVICTED, model.RESET)
 def capacity_of(capture: Capture, caches: Sequence[Residency], results: Sequence[LookupResult]) -> list[Capacity]:
     """Return what the pool of each life held that stored anything, in the order of lives."""
     found = []
-    evicted, evictions = _evicted(capture.evicts), evictions_of(capture.evicts)
+    evicted, evictions, used = _evicted(capture.evicts), evictions_of(capture.evicts), _used(capture.steps)
     for life, cache in zip(capture.lives, caches, strict=True):
         if not cache.moments:
             continue
@@ -38,6 +38,8 @@ def capacity_of(capture: Capture, caches: Sequence[Residency], results: Sequence
                 warm=warm,
                 longest=longest,
                 evictions=evictions.get(life.index, ()),
+                cached_most=sum(cache.peak),
+                used_most=used.get(life.index),
             )
         )
     return found
@@ -51,6 +53,12 @@ def _evicted(evicts: pl.DataFrame) -> Mapping[tuple[int, int], tuple[int, list[i
     for life, group, count, ages in by_group.iter_rows():
         found[life, group] = (count, ages)
     return found
+
+
+def _used(steps: pl.DataFrame) -> Mapping[int, float]:
+    """Return, by life, the share of the pool that was in use at the most."""
+    most = steps.drop_nulls("pool_usage").group_by("life").agg(pl.col("pool_usage").max())
+    return dict(most.select("life", "pool_usage").iter_rows())
 
 
 def _group(

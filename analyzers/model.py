@@ -266,8 +266,11 @@ class Finding:
             `info`: good to know.
         lookup: index into `Analysis.lookups` of the one that shows it best, or None; `cause` says in one sentence
             what happened there.
+        tokens_lost: what the lookups lost to it; 0: it is not about a class of lost tokens.
         seconds_lost: of prefill, from the speed that the capture itself shows; None where it shows none.
         replicas: those affected.
+        tokens_regained: what the fix gives back at most, where that can be computed; None: where it cannot. What it
+            gives back may be counted as lost to other findings.
 
     """
 
@@ -281,6 +284,12 @@ class Finding:
     severity: Literal["error", "warning", "info"] = "warning"
     seconds_lost: Range | None = None
     replicas: Sequence[str] = ()
+    tokens_regained: int | None = None
+
+    @property
+    def promise(self) -> int:
+        """What the fix gives back, tokens: what can be computed of it, else all that was lost."""
+        return self.tokens_lost if self.tokens_regained is None else self.tokens_regained
 
 
 @dataclass(frozen=True)
@@ -444,6 +453,8 @@ class Capacity:
         warm: conversations that kept all of their prefix from turn to turn while another one did as well, at most
             so many at once; `longest` are the two longest of them, by tokens: (first request, tokens).
         evictions: the matrix of evicting and evicted groups, without its zeros.
+        cached_most: blocks that all groups together cached at once, at the most.
+        used_most: share of the pool that requests used, at the most, as the steps say, 0 to 1; None: none says.
 
     """
 
@@ -455,6 +466,8 @@ class Capacity:
     warm: int
     longest: Sequence[tuple[str, int]]
     evictions: Sequence[Eviction] = ()
+    cached_most: int = 0
+    used_most: float | None = None
 
 
 @dataclass(frozen=True)
@@ -487,6 +500,15 @@ class Analysis:
     def hit_tokens(self) -> int:
         """Tokens that were served from cache."""
         return sum(lookup.hit_tokens for lookup in self.lookups)
+
+    @property
+    def best_fixes(self) -> Sequence[tuple[int, str]]:
+        """What each fix for lost tokens gives back, all findings that it ends together, and the fix; most first."""
+        found: dict[str, int] = {}
+        for finding in self.findings:
+            if finding.tokens_lost and finding.severity == "warning":
+                found[finding.fix] = found.get(finding.fix, 0) + finding.promise
+        return sorted(((tokens, fix) for fix, tokens in found.items() if tokens), key=lambda each: -each[0])
 
     @property
     def funnel(self) -> Mapping[str, int]:

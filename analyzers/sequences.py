@@ -98,9 +98,21 @@ def _across(replayed: Sequence[Replayed], result_of: Mapping[Name, LookupResult]
         if len(set(replicas)) > 1:
             hits = [row.hit_tokens for row in rows]
             cause = next((row.cause for row in rows[1:] if row.cause), "")
-            name = "once per replica" if _once_per_replica(rows) else pattern(hits)
+            name = name_across(rows)
             found.append(Sequence_([row.request_id for row in rows], "identical", hits, name, cause, replicas))
     return found
+
+
+def name_across(rows: Sequence[LookupResult]) -> str:
+    """Name the pattern of the sends of one prompt to several replicas, in time: `once per replica`, or as `pattern`.
+
+    `never hits` needs a replica that had it twice; else it is `one send per replica`.
+    """
+    hits = [row.hit_tokens for row in rows]
+    if _once_per_replica(rows):
+        return "once per replica"
+    sent_once = len({row.replica for row in rows}) == len(rows)
+    return "one send per replica" if sent_once and not any(hits) else pattern(hits)
 
 
 def _once_per_replica(rows: Sequence[LookupResult]) -> bool:

@@ -10,8 +10,6 @@ from analyzers.model import Range
 LEAST_STEPS = 3
 SMALLEST = 0.25
 """Steps below this share of the largest prefill say more of a step's fixed cost than of the speed."""
-LAB_MODEL = "lab-model"
-"""What the lab's replicas call their model: their steps compute nothing, so that times say nothing of a server."""
 
 
 @dataclass(frozen=True)

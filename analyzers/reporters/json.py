@@ -127,6 +127,8 @@ def _capacity(capacity: Capacity) -> dict[str, Any]:
         "warm": capacity.warm,
         "longest": [{"request_id": request, "tokens": tokens} for request, tokens in capacity.longest],
         "evictions": [{"by": each.by, "of": each.of, "blocks": each.blocks} for each in capacity.evictions],
+        "cached_most": capacity.cached_most,
+        "used_most": _plain(capacity.used_most),
     }
 
 
@@ -239,6 +241,7 @@ def _finding(finding: Finding, analysis: Analysis) -> dict[str, Any]:
         "cause": finding.cause,
         "fix": finding.fix,
         "tokens_lost": finding.tokens_lost,
+        "tokens_regained": finding.tokens_regained,
         "seconds_lost": _range(finding.seconds_lost),
         "replicas": list(finding.replicas),
         "lookup": None if finding.lookup is None else analysis.lookups[finding.lookup].request_id,

@@ -1,6 +1,7 @@
 """The analysis as Markdown, for a pull request, a ticket or a chat: the same sections as the text report."""
 
 from analyzers.model import Analysis, Finding
+from analyzers.reporters import words
 from analyzers.reporters.boundaries import HEADER, state_rows
 from analyzers.reporters.layout import count, duration, figures, percent, sentence
 from analyzers.reporters.markdown import escape, markdown_table
@@ -20,11 +21,7 @@ def render(analysis: Analysis, lookups: Lookups = "losing", top: int = 3) -> str
         _heaps(analysis),
         *_top(analysis, top),
         "## From prompt to hit",
-        markdown_table(
-            ("stage", "tokens"),
-            ((stage.replace("_", " "), f"{tokens:,}") for stage, tokens in analysis.funnel.items()),
-            "<>",
-        ),
+        _funnel(analysis),
         f"## Findings ({len(analysis.findings)})",
         *(_finding(number, finding, analysis) for number, finding in enumerate(analysis.findings, 1)),
         *_sequences(analysis),
@@ -43,17 +40,21 @@ def _heaps(analysis: Analysis) -> str:
     return markdown_table((f"of {count(prompt, 'prompt token')}", "tokens", "share"), cells, "<>>")
 
 
+def _funnel(analysis: Analysis) -> str:
+    whole = analysis.funnel["prompt"]
+    rows = ((stage, f"{tokens:,}", percent(tokens, whole)) for stage, tokens in words.funnel(analysis))
+    return markdown_table(("stage", "tokens", "share"), rows, "<>>")
+
+
 def _top(analysis: Analysis, top: int) -> list[str]:
     parts = []
-    if analysis.prefill_seconds:
-        saved = analysis.avoidable_seconds
-        could = f", of which {duration(saved)} could have been saved" if saved else ""
-        parts.append(f"Prefill took {duration(analysis.prefill_seconds)}{could}.")
-    best = [finding for finding in analysis.findings if finding.tokens_lost and finding.severity == "warning"][:top]
+    if prefill := words.prefill(analysis):
+        parts.append(" ".join(prefill))
+    best = analysis.best_fixes[:top]
     if best:
         parts += [
             "## What would give most back",
-            "\n".join(f"{number}. {each.tokens_lost:,}: {escape(each.fix)}" for number, each in enumerate(best, 1)),
+            "\n".join(f"{number}. {tokens:,}: {escape(fix)}" for number, (tokens, fix) in enumerate(best, 1)),
         ]
     return parts
 
@@ -88,12 +89,15 @@ def _sequences(analysis: Analysis) -> list[str]:
         (
             each.pattern,
             each.shape,
-            ", ".join(each.requests[:8]) + (f" and {len(each.requests) - 8} more" if len(each.requests) > 8 else ""),
-            ", ".join(f"{hit:,}" for hit in each.hits[:8]),
+            ", ".join(words.elided(each.requests)),
+            words.hits(each),
+            words.where(each),
+            sentence(each.cause),
         )
         for each in named
     )
-    return ["## Sequences", markdown_table(("pattern", "shape", "requests", "hits"), rows, "<<<<")]
+    header = ("pattern", "shape", "requests", "hits", "where", "cause")
+    return ["## Sequences", markdown_table(header, rows, "<<<<<<")]
 
 
 def _lookups(analysis: Analysis, lookups: Lookups) -> list[str]:
@@ -106,11 +110,13 @@ def _lookups(analysis: Analysis, lookups: Lookups) -> list[str]:
             each.replica,
             f"{each.prompt_tokens:,}",
             f"{each.hit_tokens:,}",
+            f"{each.predicted_hit_tokens:,}",
             ", ".join(f"{cls} {tokens:,}" for cls, tokens in ordered(each.lost)),
         )
         for each in chosen[:MAX_ROWS]
     )
-    parts = [f"## Lookups ({lookups})", markdown_table(("request", "replica", "prompt", "hit", "lost"), rows, "<<>><")]
+    header = ("request", "replica", "prompt", "hit", "predicted", "lost")
+    parts = [f"## Lookups ({lookups})", markdown_table(header, rows, "<<>>><")]
     if len(chosen) > MAX_ROWS:
         parts.append(f"{len(chosen) - MAX_ROWS:,} more; JSON and Parquet have them all.")
     return parts

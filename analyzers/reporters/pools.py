@@ -79,6 +79,7 @@ def capacity_section(analysis: Analysis, width: int, paint: Paint) -> list[str]:
         ]
         header = ("group", "kind", "block", "peak", "share", "evicted", "per segment", "age at eviction")
         lines += table(header, rows, ("<", "<", ">", ">", ">", ">", ">", "<"), width, INDENT * 2)
+        lines += wrap(_rest(pool), width, INDENT * 2, INDENT * 3)
         if any(group.drafter for group in pool.groups):
             lines += wrap("* the drafter's", width, INDENT * 2)
         lines += _matrix(pool, width)
@@ -90,6 +91,17 @@ def capacity_section(analysis: Analysis, width: int, paint: Paint) -> list[str]:
             said = f"{pool.warm:,} conversations stayed warm together, the longest {' and '.join(names)}"
             lines += wrap(said, width, INDENT * 2, INDENT * 3)
     return lines
+
+
+def _rest(pool: Capacity) -> str:
+    """Say of what the shares are, and what the blocks were that nothing was cached in."""
+    said = (
+        f"cached at once at the most: {pool.cached_most:,} of {pool.num_blocks:,}, of which share is a group's part; "
+    )
+    said += "the others were free, or held by requests that had cached nothing in them yet"
+    if pool.used_most is not None:
+        said += f"; requests held at most {100 * pool.used_most:.1f} % of the pool"
+    return said
 
 
 def _name(group: GroupCapacity) -> str:

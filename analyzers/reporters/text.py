@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from analyzers.model import Analysis, Coverage, Finding, LookupResult
+from analyzers.reporters import words
 from analyzers.reporters.boundaries import boundary_table
 from analyzers.reporters.layout import (
     INDENT,
@@ -111,42 +112,27 @@ def _heaps(analysis: Analysis, width: int, paint: Paint) -> list[str]:
 
 def _top(analysis: Analysis, width: int, paint: Paint, top: int) -> list[str]:
     """Return how long prefill took, and the fixes that give most back."""
-    lines = []
-    if analysis.prefill_seconds:
-        line = f"Prefill took {duration(analysis.prefill_seconds)}"
-        if analysis.avoidable_seconds:
-            line += f", of which {duration(analysis.avoidable_seconds)} could have been saved"
-        lines += wrap(line, width)
-    best = [finding for finding in analysis.findings if finding.tokens_lost and finding.severity == "warning"][:top]
+    lines = [line for said in words.prefill(analysis) for line in wrap(said, width)]
+    best = analysis.best_fixes[:top]
     if not best:
         return lines
     lines.append(paint(BOLD, "What would give most back"))
-    for finding in best:
-        lines += wrap(f"{finding.tokens_lost:,}: {finding.fix}", width, INDENT, INDENT * 2)
+    for tokens, fix in best:
+        lines += wrap(f"{tokens:,}: {fix}", width, INDENT, INDENT * 2)
     return lines
 
 
 def _funnel(analysis: Analysis, width: int, paint: Paint) -> list[str]:
-    funnel = analysis.funnel
-    whole = funnel["prompt"]
-    if not whole:
+    stages = words.funnel(analysis)
+    if not stages:
         return []
+    whole = stages[0][1]
     digits = len(f"{whole:,}")
     lines = [paint(BOLD, "From prompt to hit")]
-    for stage, tokens in funnel.items():
-        line = f"{INDENT}{_STAGES[stage]:<26}  {tokens:>{digits},}  {percent(tokens, whole):>7}"
+    for stage, tokens in stages:
+        line = f"{INDENT}{stage:<26}  {tokens:>{digits},}  {percent(tokens, whole):>7}"
         lines += wrap_columns(line, width)
     return lines
-
-
-_STAGES = {
-    "prompt": "prompt",
-    "seen_before": "seen before",
-    "held_somewhere": "held on some replica",
-    "held_here": "held on the replica chosen",
-    "agreed": "agreed on by all groups",
-    "served": "served",
-}
 
 
 def _findings(analysis: Analysis, width: int, paint: Paint) -> list[str]:
@@ -218,24 +204,13 @@ def _sequences(analysis: Analysis, width: int, paint: Paint) -> list[str]:
     shown = telling + plain[:MAX_PLAIN]
     lines = [paint(BOLD, f"Sequences ({len(analysis.sequences):,})")]
     for sequence in shown:
-        names = [shorten(request, 24) for request in _ends(sequence.requests)]
-        hits = [f"{hit:,}" for hit in sequence.hits[:8]] + ["..."] * (len(sequence.hits) > 8)
-        head = f"{printable(sequence.pattern)}: {', '.join(names)} ({sequence.shape}), hits {', '.join(hits)}"
-        if len(set(sequence.replicas)) > 1:
-            head += f", on {count(len(set(sequence.replicas)), 'replica')}"
-        if sequence.shape == "divergence":
-            head += (
-                f", {count(sequence.shared_tokens, 'token')} shared, the last boundary in them {sequence.boundary:,}"
-            )
-        lines += wrap(head, width, INDENT, INDENT * 2)
+        named = ", ".join(shorten(request, 24) for request in words.elided(sequence.requests))
+        head = f"{printable(sequence.pattern)}: {named} ({sequence.shape}), hits {words.hits(sequence)}"
+        where = words.where(sequence)
+        lines += wrap(f"{head}, {where}" if where else head, width, INDENT, INDENT * 2)
         if sequence.cause:
             lines += wrap(sentence(sequence.cause), width, INDENT * 2)
     return lines + _more(len(analysis.sequences) - len(shown), "--format json lists them", width)
-
-
-def _ends(requests: Sequence[str]) -> list[str]:
-    """Return the ids of a sequence's requests, of a long one the first and the last."""
-    return list(requests) if len(requests) <= 4 else [requests[0], f"... {len(requests) - 2} more ...", requests[-1]]
 
 
 def _lookups(analysis: Analysis, lookups: Lookups, width: int, paint: Paint) -> list[str]:

@@ -66,7 +66,7 @@ ANALYSIS = Analysis(
                 GroupCapacity(1, "full_attention", 16, True, 21, 0.875, 21, 0, 100.0, None, 4, 0.8),
             ],
             [(0.0, (0, 0)), (12.5, (3, 21))], (3.25, 9.0), 2, [("cold-0", 11910), ("other", 5000)],
-            [Eviction(0, 0, 1), Eviction(1, 0, 4), Eviction(None, 0, 1)],
+            [Eviction(0, 0, 1), Eviction(1, 0, 4), Eviction(None, 0, 1)], 24, 0.125,
         )
     ],
     prefill_seconds=(1.0, 3.0),
@@ -133,6 +133,7 @@ CAPACITY = st.builds(
     Capacity, NAME, TOKENS, POOLS, OCCUPANCY, SECONDS, st.integers(0, 9),
     st.lists(st.tuples(TEXT, TOKENS), max_size=2),
     st.lists(st.builds(Eviction, st.none() | st.integers(0, 99), st.integers(0, 99), TOKENS), max_size=4),
+    TOKENS, st.none() | st.floats(0, 1),
 )  # fmt: skip
 
 

@@ -44,5 +44,8 @@ def test_the_model_case() -> None:
     assert "| - shifted\\_boundary | 9,600 | 40.3 % |" in text
     assert "- lost: 9,600 tokens, 0.5 to 1.2 s of prefill" in text
     assert "| 0-2 | mamba | 1,600 | 9,600 | 0 | - | - |" in text
-    assert "| never hits | identical | cold-0, repeat-0 | 0, 0 |" in text
+    cause = "The state at 9,600 was computed, but the retention mask refused it"
+    assert f"| never hits | identical | cold-0, repeat-0 | 0, 0 |  | {cause} |" in text
+    assert "| repeat-0 | r0 | 11,910 | 0 | 0 | tail 710, speculative\\_drop 1,600, shifted\\_boundary 9,600 |" in text
+    assert "| held on some replica | 11,200 | 47.0 % |" in text
     assert "## Findings (0)" in render(EMPTY)

@@ -1,16 +1,21 @@
 """The text report: what stands in it for the model case, and 80 columns for anything."""
 
 from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzers.model import Analysis
-from analyzers.reporters import text
+from analyzers.model import FUNNEL, Analysis, Sequence_
+from analyzers.readers import open_capture
+from analyzers.reporters import html, markdown_report, text, words
 from analyzers.reporters.layout import figures, sentence, shorten
 from analyzers.reporters.selection import Lookups
+from analyzers.vllm_lab.engine import MODEL
 from tests.reporters.example import ANALYSIS, COLD, EMPTY, REPEAT, analyses
 
+EXAMPLE = Path(str(files("analyzers") / "examples" / "model_case.jsonl"))
 EXPECTED = """\
 44 spans, 1 replica, 2 lookups; 0 missing records, 1 skipped line; 5 spans not
 sampled, 1 not exported
@@ -27,7 +32,7 @@ Of 23,820 prompt tokens
   avoidable            9,600   40.3 %
     shifted_boundary   9,600   40.3 %
 
-Prefill took 1.0 to 3.0 s, of which 0.5 to 1.2 s could have been saved
+Prefill took 1.0 to 3.0 s, of which 0.5 to 1.2 s could have been saved.
 What would give most back
   9,600: set --prefix-cache-retention-interval 1600
 
@@ -74,6 +79,9 @@ Block pools
         age at eviction: median 120.0 ms, 90 % within 250.5 ms
     1*     full_attention     16    21  87.5 %        0        100.0
         age at eviction: -
+    cached at once at the most: 24 of 400, of which share is a group's part; the
+      others were free, or held by requests that had cached nothing in them yet;
+      requests held at most 12.5 % of the pool
     * the drafter's
     blocks evicted, by the group that was given them, and of which group they
     were:
@@ -186,3 +194,36 @@ def test_figures_of_a_finding_are_for_readers() -> None:
         "method: mtp; drafted: 12,000; prefill: 12.3 to 98.8 ms; decode saved: not known; pool share: 0.123; "
         "of groups: 0 (1,200); drafter: no; begin: 2023-11-14 22:13:20 UTC"
     )
+
+
+def test_ids_and_hits_of_a_long_sequence_stand_in_the_same_places() -> None:
+    names, hits = [f"r{place}" for place in range(12)], [1000 * place for place in range(12)]
+    long = Sequence_(names, "identical", hits, "miss-hit", "", ["r0" for _ in names])
+    report = text.render(replace(ANALYSIS, sequences=[long]), width=120)
+    assert (
+        "miss-hit: r0, r1, r2, r3, ... 5 more ..., r9, r10, r11 (identical), hits 0, 1,000, 2,000, 3,000, ... 5"
+        in report
+    )
+    assert "... 5 more ..., 9,000, 10,000, 11,000" in " ".join(report.split())
+    assert words.elided(names[:8]) == names[:8]
+
+
+def test_a_capture_of_the_lab_says_what_its_times_are() -> None:
+    """The example is one; the name of its model is that of the lab."""
+    lab = replace(ANALYSIS, replicas={"r0": {"vllm.model": MODEL}})
+    for render in (text.render, markdown_report.render, html.render):
+        assert "scheduler without a model" in " ".join(render(lab).split())
+        assert "scheduler without a model" not in " ".join(render(ANALYSIS).split())
+    assert "scheduler without" not in text.render(replace(lab, prefill_seconds=None))
+    assert {life.attributes["vllm.model"] for life in open_capture([EXAMPLE]).lives} == {MODEL}
+
+
+def test_nothing_to_save_is_not_said_in_seconds() -> None:
+    assert "could have been saved" not in text.render(replace(ANALYSIS, avoidable_seconds=(0.0, 0.0)))
+
+
+def test_every_report_names_the_stages_alike() -> None:
+    for stage in words.STAGES.values():
+        for render in (text.render, markdown_report.render, html.render):
+            assert stage in render(ANALYSIS)
+    assert tuple(words.STAGES) == FUNNEL

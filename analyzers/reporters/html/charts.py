@@ -8,14 +8,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from analyzers.model import CLASSES, FUNNEL, Analysis, Capacity
+from analyzers.model import CLASSES, Analysis, Capacity
+from analyzers.reporters import words
 from analyzers.reporters.html.bars import COLORS, HIT
 
 MOMENTS = 60
 MAX_HEAT_FAMILIES = 40
-_STAGES = dict(
-    zip(FUNNEL, ("prompt", "seen before", "held somewhere", "held here", "agreed by all groups", "served"), strict=True)
-)
 
 
 @dataclass(frozen=True)
@@ -52,16 +50,14 @@ def chart(name: str, title: str, says: str, figure: go.Figure, header: Sequence[
 
 
 def _funnel(analysis: Analysis) -> Chart | None:
-    funnel = analysis.funnel
-    if not funnel["prompt"]:
+    left = words.funnel(analysis)
+    if not left:
         return None
-    stages = [_STAGES[stage] for stage in funnel]
-    figure = go.Figure(
-        go.Funnel(y=stages, x=list(funnel.values()), textinfo="value+percent initial", marker_color=COLORS[HIT])
-    )
+    stages, tokens = [stage for stage, _ in left], [each for _, each in left]
+    figure = go.Figure(go.Funnel(y=stages, x=tokens, textinfo="value+percent initial", marker_color=COLORS[HIT]))
     return chart(
         "funnel", "From prompt to hit", "Tokens of all prompts that were left at each stage.",
-        figure, ("stage", "tokens"), zip(stages, funnel.values(), strict=True),
+        figure, ("stage", "tokens"), left,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from analyzers.model import CLASSES, Analysis
+from analyzers.reporters import words
 from analyzers.reporters.html import charts, views
 from analyzers.reporters.html.bars import HIT
 from analyzers.reporters.html.shell import render_page
@@ -20,8 +21,7 @@ def _context(analysis: Analysis, chosen: views.Chosen) -> dict[str, Any]:
         "coverage": analysis.coverage,
         "heaps": views.heaps(analysis),
         "prompt_tokens": analysis.prompt_tokens,
-        "prefill_seconds": analysis.prefill_seconds,
-        "avoidable_seconds": analysis.avoidable_seconds,
+        "prefill": words.prefill(analysis),
         "findings": views.findings(analysis, chosen),
         "charts": charts.all_charts(analysis),
         "families": views.families(analysis, chosen),

@@ -6,6 +6,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
+from analyzers.reporters import words
 from analyzers.reporters.html.bars import COLORS
 from analyzers.reporters.layout import count, duration, figures, percent, sentence
 
@@ -20,6 +21,7 @@ def render_page(template: str, context: dict[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(tokens=_tokens, count=count, duration=duration, figures=figures, sentence=sentence)
+    environment.filters.update(elided=words.elided, hits=words.hits, where=words.where)
     environment.globals["percent"] = percent
     return environment.get_template(template).render(_shared() | context)
 
