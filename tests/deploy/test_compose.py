@@ -1,10 +1,13 @@
 """Docker Compose: services that lead to one another, mount files that there are, and are locked down."""
 
 import re
+import subprocess
 import tomllib
+from pathlib import Path
 
 import click
 import pytest
+from docs.markdown import read
 
 from analyzers.cli.main import commands
 
@@ -130,3 +133,16 @@ def test_the_image_is_built_of_what_it_needs() -> None:
     assert needed | {"pyproject.toml", "uv.lock", *project["project"]["license-files"]} == copied
     allowed = set(re.findall(r"^!(.+)$", (docker / "Dockerfile.dockerignore").read_text(), re.MULTILINE))
     assert allowed == copied and all((ROOT / name).exists() for name in copied)
+
+
+def test_the_fingerprints_key_is_made(tmp_path: Path) -> None:
+    """There is no key until somebody makes one; the command of docs/operations.md does, each time another."""
+    (command,) = re.findall(r"^sed .+FINGERPRINT_KEY.+$", read("docs/operations.md"), re.MULTILINE)
+    example = (COMPOSE / ".env.example").read_text(encoding="utf-8")
+    assert re.findall(r"^FINGERPRINT_KEY=(.*)$", example, re.MULTILINE) == [""]
+    (tmp_path / ".env.example").write_text(example)
+    keys = set()
+    for _ in range(2):
+        subprocess.run(["sh", "-ec", command], cwd=tmp_path, timeout=30, check=True)
+        keys |= set(re.findall(r"^FINGERPRINT_KEY=([0-9a-f]{64})$", (tmp_path / ".env").read_text(), re.MULTILINE))
+    assert len(keys) == 2

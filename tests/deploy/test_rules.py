@@ -1,6 +1,8 @@
 """Alerts: each has a section in the runbook, unit tests, and says what it is about."""
 
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 from docs.markdown import read, sections
@@ -55,3 +57,16 @@ def test_the_operator_gets_the_same_rules() -> None:
     """The resource for Prometheus' operator holds the groups of the file."""
     resource = load(KUBERNETES / "components" / "prometheus-operator" / "rules.yaml")
     assert resource["spec"] == load(RULES)
+
+
+def test_the_runbooks_address_can_be_changed(tmp_path: Path) -> None:
+    """The command of docs/operations.md changes it in every alert, and nothing else."""
+    (command,) = re.findall(r"^sed .+rules\.yaml$", read("docs/operations.md"), re.MULTILINE)
+    (tmp_path / "deploy").symlink_to(DEPLOY)
+    subprocess.run(["sh", "-ec", command], cwd=tmp_path, timeout=30, check=True)
+    expected = load(RULES)
+    for alert in [rule for group in expected["groups"] for rule in group["rules"] if "alert" in rule]:
+        url = alert["annotations"]["runbook_url"]
+        alert["annotations"]["runbook_url"] = url.replace("http://localhost:3000", "https://grafana.example.com")
+        assert alert["annotations"]["runbook_url"] != url
+    assert load(tmp_path / "rules.yaml") == expected

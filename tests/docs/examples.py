@@ -37,6 +37,8 @@ PARSED = {
     "echo": "nothing to find",
     "export": "its variables are looked for: tests/docs/test_configuration.py",
     "kubectl": "needs a cluster: its files are looked for, tests/deploy",
+    "openssl": "makes a certificate: tests/deploy/test_certificate.py",
+    "sed": "writes a file: tests/deploy/test_compose.py and test_rules.py",
     "make": "its targets are looked for: tests/docs/test_commands.py",
     "otelcol": "its configuration is looked for: tests/e2e",
     "pip": "installs from an index",
@@ -139,16 +141,19 @@ def check_lab(given: Mapping[str, Any]) -> None:
 
 
 def missing_files(shell: str) -> list[str]:
-    """Return the files of the tree that commands of other programs name, and that are not there."""
-    folder, gone = ROOT, []
+    """Return the files of the tree that commands of other programs name, and that neither are there nor were copied."""
+    folder, gone, copied = ROOT, [], set()
     for line in lines(shell):
         program, *words = line.words
+        words = words[: words.index(">") if ">" in words else None]
         if program == "cd":
             folder = ROOT / words[0]
-        if program in ("cd", "cp", "docker", "kubectl", "otelcol"):
+        if program == "cp":
+            copied.add(words.pop())
+        if program in ("cd", "cp", "docker", "kubectl", "otelcol", "sed"):
             paths = [word for word in words if re.fullmatch(r"[\w.-]+(/[\w.-]+)*\.(yaml|example)|\w+(/[\w.-]+)+", word)]
             gone += [word for word in paths if not (folder / word).exists() and not (ROOT / word).exists()]
-    return gone
+    return [word for word in gone if word not in copied]
 
 
 def kind_of(block: str) -> str:

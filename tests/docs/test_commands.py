@@ -21,8 +21,12 @@ def shown() -> Iterator[tuple[str, list[str]]]:
     for path in DOCS:
         text = path.read_text(encoding="utf-8")
         for line in lines("\n".join(blocks(text, "sh"))):
-            if line.words[0] == "otel-cache":
-                yield path.name, list(line.words[1:])
+            words = list(line.words)
+            if words[0] == "kubectl" and "--" in words:
+                words = words[words.index("--") + 1 :]
+            if words[0] == "otel-cache":
+                # Not the shell's own: where the output goes.
+                yield path.name, words[1 : words.index(">") if ">" in words else None]
 
 
 @pytest.mark.parametrize(("document", "words"), list(shown()), ids=lambda value: " ".join(value) if value else "")

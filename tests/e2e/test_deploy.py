@@ -190,6 +190,14 @@ def test_composes_loader_looks(backends: Mapping[str, Path], tmp_path: Path) -> 
     assert done.returncode != 0 and "shmsize" in done.stderr
 
 
+def test_compose_refuses_to_start_without_a_key(backends: Mapping[str, Path], tmp_path: Path) -> None:
+    """And says how to make one."""
+    shutil.copy(COMPOSE / "compose.yaml", tmp_path)
+    done = run(backends["compose"], "compose.yaml", cwd=tmp_path, env={"PATH": os.environ["PATH"]})
+    assert done.returncode != 0
+    assert "FINGERPRINT_KEY is missing a value: make one in .env, as with openssl rand -hex 32" in done.stderr
+
+
 def test_the_collector_takes_both_files(backends: Mapping[str, Path]) -> None:
     """dev.yaml with what Compose adds for Tempo is one configuration."""
     done = run(
