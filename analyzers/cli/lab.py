@@ -159,7 +159,8 @@ def sweep(
     """Run the same requests under many settings, and say what each gives and costs.
 
     WORK is a scenario, a trace in Mooncake's format, or a capture. What is given several values is varied, each with
-    each; without any the retention interval is: 0, multiples of the scheduler block, and dense.
+    each; a single value is set. Where nothing is varied the retention interval is: 0, dense, and the multiples of the
+    scheduler block that matter for the boundaries of the work's repeats.
 
     \b
     Examples:

@@ -43,6 +43,16 @@ def repeats(scenario: Scenario) -> dict[str, Repeat]:
     return {sending.id: book.take(sending.request, sending.id) for batch in batches(scenario) for sending in batch}
 
 
+def repeats_by_replica(scenario: Scenario) -> dict[str, Repeat]:
+    """Return the same of each sending as if its replica had never heard of the others."""
+    books = [_Book() for _ in range(scenario.replicas)]
+    return {
+        sending.id: books[sending.replica].take(sending.request, sending.id)
+        for batch in batches(scenario)
+        for sending in batch
+    }
+
+
 class _Book:
     def __init__(self) -> None:
         self._known: dict[Place, _Known] = {}

@@ -2,33 +2,31 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import lcm
 from pathlib import Path
 
 import msgspec
 
-from analyzers.experiments.reuse import Repeat, repeats, warm_pair
-from analyzers.vllm_lab.checks import check_scenario
+from analyzers.experiments.choices import intervals
+from analyzers.experiments.reuse import Repeat, repeats, repeats_by_replica, warm_pair
+from analyzers.vllm_lab.checks import SPARSE, check_scenario
 from analyzers.vllm_lab.results import LabResult
 from analyzers.vllm_lab.routing import Routing, routed
 from analyzers.vllm_lab.run import LabWorker, checked_folder
-from analyzers.vllm_lab.scenario import Engine, Scenario
+from analyzers.vllm_lab.scenario import Scenario
 from otel_cache.errors import LabError, ScenarioError
 
 Value = int | str
-INTERVALS = 8
-"""How many retention intervals are tried where none is named."""
 LOOK_SECONDS = 0.2
 """Between two looks: whether the sweep was interrupted, and then whether a process of it was just starting."""
 
 
 @dataclass(frozen=True)
 class Axes:
-    """What is varied, each in these values; an axis without values stays as the scenario has it."""
+    """What is set, and varied where it has several values; an axis without values stays as the scenario has it."""
 
     retention_interval: Sequence[Value] = ()
     max_num_batched_tokens: Sequence[int] = ()
@@ -41,15 +39,17 @@ class Axes:
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: what is varied in it, by name, and the scenario and the vLLM that it is run with.
+    """One setting: what is set in it, by name, and the scenario and the vLLM that it is run with.
 
-    `shared` says what each sending repeats: that is the same in all settings of a sweep.
+    `shared` says what each sending repeats: that is the same in all settings of a sweep. `refused` says why it is not
+    to be run: vLLM would refuse it.
     """
 
     varied: Mapping[str, Value]
     scenario: Scenario
     vllm: Path | None
     shared: Mapping[str, Repeat]
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,10 @@ class Measured:
     """What a setting gave. Tokens, and blocks counted by their keys.
 
     Attributes:
-        varied: what is varied in it; `version` is vLLM's.
-        first: hit tokens and shared tokens of the sendings that repeat what one sending had before.
+        varied: what is set in it; `version` is vLLM's, "" where none of it has run.
+        first: hit tokens and shared tokens of the sendings that repeat what one sending had before, on any replica.
         later: the same of those that repeat what several had.
+        own: the same of those that repeat what one sending had before on their own replica.
         cached: by group, blocks cached when all groups together held most, over all replicas.
         evicted: by group, blocks that left the cache.
         prefill: tokens that had to be computed.
@@ -80,6 +81,7 @@ class Measured:
     longest: Sequence[tuple[str, int]] = ()
     refused: str = ""
     pareto: bool = False
+    own: tuple[int, int] = (0, 0)
 
     @property
     def aims(self) -> tuple[int, int, int, int]:
@@ -87,38 +89,48 @@ class Measured:
         return self.first[0], self.later[0], -sum(self.cached.values()), -sum(self.evicted.values())
 
 
-def intervals(engine: Engine, longest: int) -> list[Value]:
-    """Return retention intervals that vLLM takes, up to the `longest` prompt: 0, dense, and multiples in between."""
-    block = lcm(*engine.block_sizes())
-    found: list[Value] = [0]
-    multiple = 1
-    while multiple * block <= longest and len(found) < INTERVALS - 1:
-        found.append(multiple * block)
-        multiple *= 2
-    return [*found, "dense"]
-
-
 def settings_of(base: Scenario, axes: Axes, source: str) -> list[Setting]:
-    """Return a setting for each combination of values; where nothing is varied, one for each of `intervals`.
+    """Return a setting for each combination of values.
+
+    Where no axis has several, and the retention interval is not set, that is varied: `intervals`.
 
     Raises:
-        ScenarioError: a value is impossible; names it.
+        ScenarioError: there is nothing to vary.
         LabError: a folder holds no vLLM.
 
     """
     values = {name: list(getattr(axes, name)) for name in Axes.__dataclass_fields__ if getattr(axes, name)}
-    if not values:
-        longest = max(request.prompt_tokens for request in base.requests)
-        values = {"retention_interval": intervals(base.engine, longest)}
-    found, shared = [], repeats(base)
+    shared = repeats(base)
+    if not axes.retention_interval and all(len(each) == 1 for each in values.values()):
+        if any(group.kind in SPARSE for group in base.engine.groups):
+            values["retention_interval"] = intervals(base.engine, _reusable(base, shared))
+        elif not values:
+            raise ScenarioError(
+                f"{source}: there is nothing to vary: a retention interval has no effect without a mamba or "
+                "sliding_window group; give a list, such as --num-gpu-blocks 100,400"
+            )
+    found = []
     for combination in product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))
         vllm = checked_folder(chosen.get("vllm"))
         scenario = _scenario(base, chosen)
         varied = {name: value if isinstance(value, int) else str(value) for name, value in chosen.items()}
-        check_scenario(scenario, f"{source} with {', '.join(f'{name} {value}' for name, value in varied.items())}")
-        found.append(Setting(varied, scenario, vllm, shared))
+        refused = ""
+        try:
+            check_scenario(scenario, source)
+        except ScenarioError as error:
+            refused = str(error).removeprefix(f"{source}: ")
+        found.append(Setting(varied, scenario, vllm, shared, refused))
     return found
+
+
+def _reusable(base: Scenario, shared: Mapping[str, Repeat]) -> list[int]:
+    """Return what each sending shares with earlier ones (tokens); of a work that repeats nothing, what a resend would.
+
+    The last token of a prompt is always computed.
+    """
+    found = [each.shared for each in shared.values() if each.shared]
+    return found or [request.prompt_tokens - 1 for request in base.requests]
 
 
 def _scenario(base: Scenario, chosen: Mapping[str, Value]) -> Scenario:
@@ -168,7 +180,14 @@ def sweep(
     measured = [each.result() for each in running]
     if all(row.refused for row in measured):
         raise LabError(measured[0].refused)
-    return marked(measured)
+    return marked(_with_versions(settings, measured))
+
+
+def _with_versions(settings: Sequence[Setting], rows: Sequence[Measured]) -> Iterator[Measured]:
+    """Yield the rows; one that was refused has the version that other rows on this vLLM have."""
+    versions = {setting.vllm: row.version for setting, row in zip(settings, rows, strict=True) if row.version}
+    for setting, row in zip(settings, rows, strict=True):
+        yield replace(row, version=versions.get(setting.vllm, ""))
 
 
 class _Workers:
@@ -179,14 +198,18 @@ class _Workers:
         self._all: list[LabWorker] = []
 
     def measure(self, setting: Setting, done: Callable[[Setting], None]) -> Measured:
+        if setting.refused:
+            done(setting)
+            return Measured(setting.varied, refused=setting.refused)
         known: dict[Path | None, LabWorker] = self._own.__dict__.setdefault("workers", {})
         if setting.vllm not in known:
             known[setting.vllm] = LabWorker(setting.vllm, instrument=False)
             self._all.append(known[setting.vllm])
+        worker = known[setting.vllm]
         try:
-            found = measured_of(setting, known[setting.vllm].run(setting.scenario))
+            found = measured_of(setting, worker.run(setting.scenario))
         except (LabError, ScenarioError) as error:
-            found = Measured(setting.varied, refused=str(error))
+            found = Measured(setting.varied, worker.vllm_version, refused=str(error))
         done(setting)
         return found
 
@@ -201,8 +224,9 @@ class _Workers:
 
 def measured_of(setting: Setting, result: LabResult) -> Measured:
     """Return what a run says of its setting."""
-    first = later = (0, 0)
+    first = later = own = (0, 0)
     sent = []
+    by_replica = repeats_by_replica(setting.scenario) if setting.scenario.replicas > 1 else setting.shared
     for request in result.requests:
         repeat = setting.shared[request.request_id]
         pair = (request.hit_tokens, repeat.shared)
@@ -210,6 +234,9 @@ def measured_of(setting: Setting, result: LabResult) -> Measured:
             first = _add(first, pair)
         elif repeat.shared:
             later = _add(later, pair)
+        here = by_replica[request.request_id]
+        if here.shared and here.first:
+            own = _add(own, (request.hit_tokens, here.shared))
         sent.append((request.request_id, repeat.conversation, request.prompt_tokens, request.hit_tokens))
     warm, longest = warm_pair(sent)
     return Measured(
@@ -217,6 +244,7 @@ def measured_of(setting: Setting, result: LabResult) -> Measured:
         version=result.vllm_version,
         first=first,
         later=later,
+        own=own,
         cached=_sum(replica.peak for replica in result.replicas),
         evicted=_sum(replica.removed for replica in result.replicas),
         prefill=sum(request.prompt_tokens - request.hit_tokens for request in result.requests),
@@ -237,8 +265,9 @@ def _sum(counts: Iterator[Mapping[int, int]]) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-def marked(rows: Sequence[Measured]) -> list[Measured]:
+def marked(measured: Iterable[Measured]) -> list[Measured]:
     """Return the rows, the Pareto choices marked: those that no other row beats."""
+    rows = list(measured)
     return [replace(row, pareto=not row.refused and not any(_beats(other, row) for other in rows)) for row in rows]
 
 

@@ -16,6 +16,7 @@ NAMES = {
     "replicas": "replicas",
     "routing": "routing",
 }
+OWN = "first on its replica"
 HEAD = (
     "first repeat",
     "later repeats",
@@ -27,10 +28,16 @@ HEAD = (
     "warm together",
 )
 LEGEND = (
-    "Reuse is hit tokens, with their share of the tokens that were there to be reused. Cached blocks: at the most, all "
-    "groups together. Warm: conversations at once that lost nothing from turn to turn; the two longest of them. *: no "
-    "other setting reuses as much, caches as few blocks and evicts as few, and is better in one of these."
+    "Reuse is hit tokens, with their share of the tokens that an earlier request had, on whichever replica. Cached "
+    "blocks: at the most, all groups together. Warm: conversations at once that lost nothing from turn to turn; the "
+    "two longest of them. *: no other setting reuses as much, caches as few blocks and evicts as few, and is better in "
+    "one of these."
 )
+OWN_LEGEND = (
+    "First on its replica: of what one earlier request on the same replica had; where that hits and the first repeat "
+    "does not, routing is what misses."
+)
+REFUSED = "refused"
 
 
 def render(rows: Sequence[Measured], width: int = 160) -> str:
@@ -38,13 +45,16 @@ def render(rows: Sequence[Measured], width: int = 160) -> str:
     header, cells = table_of(rows)
     aligned: list[Align] = ["<"] * len(header)
     lines = table(header, cells, aligned, width)
-    return "\n".join([*lines, "", *wrap(LEGEND, min(width, 100))]) + "\n"
+    for reason in refusals(rows):
+        lines += ["", *wrap(reason, min(width, 100))]
+    return "\n".join([*lines, "", *wrap(legend(rows), min(width, 100))]) + "\n"
 
 
 def render_markdown(rows: Sequence[Measured]) -> str:
     """Return the table as Markdown."""
     header, cells = table_of(rows)
-    return markdown_table(header, cells, "<" * len(header)) + f"\n\n{escape(LEGEND)}\n"
+    below = "".join(f"\n\n{escape(text)}" for text in (*refusals(rows), legend(rows)))
+    return markdown_table(header, cells, "<" * len(header)) + f"{below}\n"
 
 
 def render_json(rows: Sequence[Measured]) -> str:
@@ -58,6 +68,7 @@ def to_object(row: Measured) -> dict[str, Any]:
         **row.varied,
         "vllm_version": row.version,
         "first_repeat": {"hit_tokens": row.first[0], "shared_tokens": row.first[1]},
+        "first_repeat_on_replica": {"hit_tokens": row.own[0], "shared_tokens": row.own[1]},
         "later_repeats": {"hit_tokens": row.later[0], "shared_tokens": row.later[1]},
         "prefill_tokens": row.prefill,
         "cached_blocks": {str(group): blocks for group, blocks in row.cached.items()},
@@ -82,16 +93,44 @@ def varied_values(row: Measured) -> list[Value]:
 
 def table_of(rows: Sequence[Measured]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the head of the table and its cells, as text."""
-    header = (*(NAMES[name] for name in NAMES if name in rows[0].varied), "vLLM", *HEAD)
-    return header, [(*map(_value, varied_values(row)), *_cells(row)) for row in rows]
+    own = routed(rows)
+    header = (*(NAMES[name] for name in NAMES if name in rows[0].varied), "vLLM", HEAD[0], *(OWN,) * own, *HEAD[1:])
+    return header, [(*map(_value, varied_values(row)), *_cells(row, own)) for row in rows]
 
 
-def _cells(row: Measured) -> tuple[str, ...]:
+def routed(rows: Sequence[Measured]) -> bool:
+    """Whether a setting's replicas had less to repeat than all of them together: there is a column for that then."""
+    return any(row.own != row.first for row in rows if not row.refused)
+
+
+def legend(rows: Sequence[Measured]) -> str:
+    """Return what the columns mean."""
+    return f"{LEGEND} {OWN_LEGEND}" if routed(rows) else LEGEND
+
+
+def refusals(rows: Sequence[Measured]) -> list[str]:
+    """Return a sentence for each setting that vLLM refuses: which, and why."""
+    return [f"Refused: {', '.join(_setting(row))}: {row.refused}" for row in rows if row.refused]
+
+
+def _setting(row: Measured) -> list[str]:
+    return [f"{NAMES[name]} {_value(row.varied[name])}" for name in NAMES if name in row.varied] + [
+        f"vLLM {_version(row)}"
+    ] * bool(_version(row))
+
+
+def _version(row: Measured) -> str:
+    """Return vLLM's version, or where none of it could be asked the folder that was named."""
+    return row.version or str(row.varied.get("vllm", ""))
+
+
+def _cells(row: Measured, own: bool) -> tuple[str, ...]:
     if row.refused:
-        return (row.version or str(row.varied.get("vllm", "")), *[""] * (len(HEAD) - 1), row.refused)
+        return (_version(row), REFUSED, *[""] * (len(HEAD) + own - 1))
     return (
         row.version,
         _reuse(row.first),
+        *(_reuse(row.own),) * own,
         _reuse(row.later),
         f"{row.prefill:,}",
         _blocks(row.cached),

@@ -23,6 +23,7 @@ FLUSH_SECONDS = 60.0
 
 def run_job(job: Job) -> Answer:
     """Run one job, and send what the instrumentation recorded of it."""
+    version = ""
     os.environ.pop(SOCKET, None)
     if job.socket is not None:
         os.environ[SOCKET] = job.socket
@@ -30,21 +31,22 @@ def run_job(job: Job) -> Answer:
         scenario = msgspec.convert(job.scenario, Scenario)
         import vllm
 
+        version = vllm.__version__
         from analyzers.vllm_lab.driver import run_scenario
 
         ran = run_scenario(scenario, _pace if job.socket is not None else lambda: None)
-        result = LabResult(vllm.__version__, ran.requests, ran.replicas)
+        result = LabResult(version, ran.requests, ran.replicas)
     except OtelCacheError as error:
-        return Answer(error=str(error), known=True)
+        return Answer(error=str(error), known=True, vllm_version=version)
     except Exception as error:
         traceback.print_exc()
-        return Answer(error=f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return Answer(error=f"{type(error).__name__}: {' '.join(str(error).split())}", vllm_version=version)
     finally:
         if job.socket is not None:
             from otel_cache import instrumentor
 
             instrumentor.shutdown()
-    return Answer(result=result)
+    return Answer(result=result, vllm_version=version)
 
 
 def _pace() -> None:

@@ -93,8 +93,12 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A line from the child: a result, or an error in one sentence; `known` if the lab foresaw it."""
+    """A line from the child: a result, or an error in one sentence; `known` if the lab foresaw it.
+
+    `vllm_version` is "" where vLLM cannot be imported.
+    """
 
     result: LabResult | None = None
     error: str | None = None
     known: bool = False
+    vllm_version: str = ""

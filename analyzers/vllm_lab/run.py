@@ -63,6 +63,8 @@ class LabWorker:
         self._child: subprocess.Popen[bytes] | None = None
         self._busy = False
         self._folder = ""
+        self.vllm_version = ""
+        """Of the vLLM that answered last, whether it ran the scenario or refused it; "" where none has."""
         self._stderr: IO[bytes] | None = None
 
     def __enter__(self) -> "LabWorker":
@@ -136,6 +138,7 @@ class LabWorker:
             raise LabError(f"the lab's vLLM process ended with code {code}; its last words:\n{tail}")
         self._busy = False
         answer = msgspec.json.decode(line, type=Answer)
+        self.vllm_version = answer.vllm_version
         if answer.result is not None:
             return answer.result
         if answer.known:

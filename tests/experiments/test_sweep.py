@@ -5,7 +5,9 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,17 @@ from hypothesis import strategies as st
 from lab.cases import FULL, request, scenario, shipped
 from vllm_versions import VERSIONS, lane_folder
 
+from analyzers.experiments.choices import MULTIPLES, intervals
 from analyzers.experiments.inputs import load_work
 from analyzers.experiments.reuse import repeats, warm_pair
 from analyzers.experiments.sweep import Axes, Measured, marked, measured_of, settings_of
+from analyzers.reporters.html import sweep as page
 from analyzers.reporters.sweep import render, render_markdown
 from analyzers.vllm_lab.run import LabWorker
 from analyzers.vllm_lab.scenario import LabRequest, Part, Scenario, batches, parse_scenario
 from analyzers.vllm_lab.tokens import output, segment
 from experiments.commands import command
+from otel_cache.errors import ScenarioError
 
 TURNS = 4
 
@@ -47,12 +52,14 @@ def firsts(rows: Sequence[Measured]) -> list[int]:
 def test_the_model_case_and_its_cure(bare_lab: Labs) -> None:
     """On 0.28.0 the first repeat misses at interval 0 and hits 9,600 at 1,600; later repeats hit either way."""
     rows = swept(bare_lab, "0.28.0", shipped("model_case"))
-    assert [row.varied["retention_interval"] for row in rows] == [0, 1600, 3200, 6400, "dense"]
+    # A repeat shares 11,909 tokens: its last boundary is 11,200, the one before it 9,600.
+    assert [row.varied["retention_interval"] for row in rows] == [0, 1600, 3200, 4800, 9600, 11200, "dense"]
     # A state is kept at 9,600 where the interval divides it.
-    assert firsts(rows) == [0, 9600, 9600, 0, 9600]
+    assert firsts(rows) == [0, 9600, 9600, 9600, 9600, 0, 9600]
     assert {row.later for row in rows} == {(2 * 9600, 2 * 11909)}
     assert [row.prefill for row in rows] == [4 * 11910 - hit - 2 * 9600 for hit in firsts(rows)]
-    assert [row.pareto for row in rows] == [False, False, True, False, False]
+    # Chunks end at 8,000 and 9,600, of which 1,600 keeps both.
+    assert [row.pareto for row in rows] == [False, False, True, True, True, False, False]
 
 
 def two_conversations(**engine: Any) -> dict[str, Any]:
@@ -100,6 +107,8 @@ def test_pools_and_routing(bare_lab: Labs) -> None:
     one, two = swept(bare_lab, "0.32.0", case, replicas=[1, 2])
     assert (one.first, one.later) == ((992, 999), (2 * 992, 2 * 999))
     assert (two.first[0], two.later[0]) == (0, 2 * 992)
+    # The third and the fourth are each the first repeat on their replica.
+    assert (one.own, two.own) == (one.first, (2 * 992, 2 * 999))
     (sticky,) = swept(bare_lab, "0.32.0", case, replicas=[2], routing=["sticky_prefix"])
     assert (sticky.first, sticky.later) == (one.first, one.later)
 
@@ -111,13 +120,59 @@ def test_versions_side_by_side() -> None:
     folders = [lane_folder("0.28.0"), "installed", lane_folder("0.33.0")]
     flags = [word for folder in folders for word in ("--vllm", folder)]
     done = command(
-        "lab", "sweep", "model_case", *flags, "--num-gpu-blocks", "400,5", "--processes", 2, "--format", "json"
-    )
+        "lab", "sweep", "model_case", *flags, "--num-gpu-blocks", "400,5", "--retention-interval", "0,1000",
+        "--processes", 2, "--format", "json",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["settings"]
-    ran = {row["vllm_version"]: row["first_repeat"]["hit_tokens"] for row in rows if row["num_gpu_blocks"] == 400}
+    ran = {row["vllm_version"]: row["first_repeat"]["hit_tokens"] for row in rows if not row["refused"]}
     assert ran == {"0.28.0": 0, "0.32.0": 9600, "0.33.0": 11200}
-    assert all("too small" in row["refused"] for row in rows if row["num_gpu_blocks"] == 5)
+    assert len(rows) == 12
+    assert Counter(row["vllm_version"] for row in rows) == dict.fromkeys(ran, 4)
+    for row in rows:
+        if row["retention_interval"] == 1000:
+            assert "1000 is no multiple of the scheduler block" in row["refused"]
+        elif row["num_gpu_blocks"] == 5:
+            assert "too small" in row["refused"]
+
+
+def case(name: str) -> Scenario:
+    """Return a scenario that ships."""
+    return parse_scenario(shipped(name))
+
+
+def test_one_value_is_no_list() -> None:
+    """What is given once is set in every row, and the retention interval is varied, unless that is what is given."""
+    base = case("model_case")
+    tried = [0, 1600, 3200, 4800, 9600, 11200, "dense"]
+    one: dict[str, Any]
+    for one in ({}, {"vllm": [None]}, {"num_gpu_blocks": [100]}, {"replicas": [2], "routing": ["round_robin"]}):
+        rows = settings_of(base, Axes(**one), "the test")
+        assert [row.varied["retention_interval"] for row in rows] == tried
+        assert all(str(row.varied[name]) == str(values[0]) for row in rows for name, values in one.items())
+    assert len(settings_of(base, Axes(retention_interval=[1600], vllm=[None]), "the test")) == 1
+    assert len(settings_of(base, Axes(vllm=[None], num_gpu_blocks=[100, 400]), "the test")) == 2
+    dense = parse_scenario(scenario([request("doc", ("doc", 1000), times=2)], FULL))
+    assert len(settings_of(dense, Axes(vllm=[None]), "the test")) == 1
+    with pytest.raises(ScenarioError, match="the test: there is nothing to vary"):
+        settings_of(dense, Axes(), "the test")
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 200_000), max_size=30), st.sampled_from([16, 528, 1600]), st.booleans())
+def test_intervals(shared: list[int], block: int, speculates: bool) -> None:
+    """Few, each valid and once; with one boundary to keep all that keep it, if they are few; and the densest."""
+    engine = case("model_case").engine
+    engine = msgspec.structs.replace(engine, block_size=block, speculative=engine.speculative if speculates else None)
+    found = intervals(engine, shared)
+    assert (found[0], found[1], found[-1]) == (0, block, "dense")
+    multiples = [each // block for each in found[1:-1] if isinstance(each, int)]
+    assert multiples == sorted(set(multiples))
+    assert len(multiples) <= MULTIPLES
+    wanted = {(tokens // block) - drop for tokens in shared for drop in range(1 + speculates)}
+    keeping = {each for last in wanted if last > 0 for each in range(1, last + 1) if last % each == 0} | {1}
+    assert set(multiples) <= keeping
+    assert set(multiples) == keeping or len(multiples) == MULTIPLES
 
 
 def spent(worker: LabWorker) -> float:
@@ -222,9 +277,27 @@ def test_the_best_settings() -> None:
         Measured({"pool": 5}, refused="too small"),
     ]
     assert [row.pareto for row in marked(rows)] == [True, False, True, True, False]
+    rows = [replace(row, own=row.first) for row in rows]
     for text in (render(rows), render_markdown(rows)):
         assert "50.0 %" in text
-        assert "too small" in text
+        assert "on its replica" not in text
+
+
+def test_refused_rows() -> None:
+    """Their reason has a place of its own, below the table; vLLM's version stands where it is known."""
+    varied = {"retention_interval": 0, "vllm": "/somewhere/vllm"}
+    rows = marked([
+        Measured(varied, "0.28.0", first=(0, 9), own=(9, 9)),
+        Measured(varied | {"retention_interval": 7}, "0.28.0", refused="7 is odd"),
+        Measured(varied, refused="it is broken"),
+    ])  # fmt: skip
+    for text in (render(rows), render_markdown(rows)):
+        table, _, below = text.partition("Refused:")
+        assert "first on its replica" in table
+        assert "is odd" not in table
+        words = " ".join(below.split())
+        assert words.startswith("retention 7, vLLM 0.28.0: 7 is odd Refused: retention 0, vLLM /somewhere/vllm: it is")
+    assert "7 is odd" in page.render(rows)
 
 
 @pytest.mark.parametrize(

@@ -17,26 +17,29 @@ MAX_LABEL = 40
 def render(rows: Sequence[Measured]) -> str:
     """Return the page, the same for the same rows."""
     header, cells = sweep.table_of(rows)
+    own = sweep.routed(rows)
     found = {
         "varied": sweep.varied_of(rows),
         "best": sum(row.pareto for row in rows),
         "refused": sum(bool(row.refused) for row in rows),
         "charts": [_price(rows), _reuse(rows)],
-        "legend": sweep.LEGEND,
+        "legend": sweep.legend(rows),
+        "refusals": sweep.refusals(rows),
         "header": header,
         "rows": [
-            list(zip(texts, _values(row, len(texts)), strict=True)) for row, texts in zip(rows, cells, strict=True)
+            list(zip(texts, _values(row, len(texts), own), strict=True)) for row, texts in zip(rows, cells, strict=True)
         ],
     }
     return render_page("sweep.html.jinja", found)
 
 
-def _values(row: Measured, columns: int) -> list[int | None]:
+def _values(row: Measured, columns: int, own: bool) -> list[int | None]:
     """Return by what each cell is sorted: a number, or None where its text is what counts."""
     if row.refused:
         return [None] * columns
     varied = [value if isinstance(value, int) else None for value in sweep.varied_values(row)]
-    last = [row.first[0], row.later[0], row.prefill, sum(row.cached.values()), sum(row.evicted.values()), row.warm]
+    costs = [row.prefill, sum(row.cached.values()), sum(row.evicted.values()), row.warm]
+    last = [row.first[0], *[row.own[0]] * own, row.later[0], *costs]
     return [*varied, None, *last, *[None] * (columns - len(varied) - 1 - len(last))]
 
 
