@@ -12,6 +12,7 @@ from analyzers.coverage import coverage_of
 from analyzers.families import families_of
 from analyzers.findings import findings
 from analyzers.fleet import fleet_of
+from analyzers.intervals import pools_of
 from analyzers.model import BY_DESIGN, CLASSES, SERVED, UNEXPLAINED, UNKNOWN, Analysis, Capture, LookupResult, Range
 from analyzers.observations import observations
 from analyzers.replay import Replay
@@ -50,7 +51,8 @@ def _analyze(capture: Capture, choice: Choice | None) -> Analysis:
     known = speeds(capture.steps)
     fleet, capacity = fleet_of(results, replay.caches, replicas), capacity_of(capture, replay.caches, results)
     counters, routed = check_counters(capture), routed_of(results)
-    found = findings(results, replay.settings, known) + observations(
+    pools = pools_of(replay.caches, capture)
+    found = findings(results, replay.settings, known, pools) + observations(
         capture, results, replay.settings, known, fleet, capacity, replay.holes, counters, routed
     )
     return Analysis(

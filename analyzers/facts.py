@@ -1,6 +1,7 @@
 """What the evidence says of a loss: when, by whom, where, and what else would explain it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from analyzers import model
@@ -40,13 +41,28 @@ def _fact(one: Replayed, step: Step, replayed: Sequence[Replayed]) -> Fact | Non
         says = f"the lookup came {early} ms before {producer} had registered {counted(tokens)} more"
         return Fact(step.cls, tokens, says, {"early_ms": early, "producer": producer})
     if step.cls == model.HELD_ELSEWHERE:
-        replicas = step.data["replicas"]
-        return Fact(step.cls, tokens, f"{', '.join(replicas)} held them", {"replicas": replicas})
+        return _held_elsewhere(one, step, tokens)
     if step.data.get("loss") is not None:
         groups = step.data.get("groups") or [entry.group.index for entry in _gone(one)]
         every = sorted({*groups, *(entry.group.index for entry in _gone(one))})
-        return _loss(step.cls, tokens, step.data["loss"], step.data["replica"], every, time)
+        fact = _loss(step.cls, tokens, step.data["loss"], step.data["replica"], every, time)
+        return replace(fact, data={**fact.data, "boundary": step.data["intact"]}) if "intact" in step.data else fact
     return None
+
+
+def _held_elsewhere(one: Replayed, step: Step, tokens: int) -> Fact:
+    replicas, lacking = step.data["replicas"], step.data.get("lacking")
+    data: dict[str, Any] = {"replicas": replicas}
+    says = f"{', '.join(replicas)} held them"
+    if "reach" in step.data:
+        data |= {"hit_tokens": step.data["hit"], "reach_tokens": step.data["reach"], "lacking": lacking}
+    if lacking:
+        word = "group" if len(lacking) == 1 else "groups"
+        says += (
+            f", but {word} {', '.join(map(str, lacking))} had no state at {number(step.data['reach'])} there, so the "
+            f"hit would have been {number(step.data['hit'])}"
+        )
+    return Fact(step.cls, tokens, says, data)
 
 
 def _gone(one: Replayed) -> Sequence[Missing]:
@@ -67,8 +83,10 @@ def _loss(cls: str, tokens: int, loss: Loss, replica: str, groups: Sequence[int]
     says = f"{replica} gave the blocks away{taker}{by} {ago} ms before the lookup"
     if loss.used:
         data["idle_ms"] = milliseconds(loss.time - loss.used)
-        says += f"; they had not been used for {data['idle_ms']} ms"
-    return Fact(cls, tokens, f"{says}; groups: {', '.join(map(str, groups))}", data)
+        says += f", unused for {data['idle_ms']} ms"
+    if cls != model.CHECKPOINT_EVICTED:  # there the cause names them
+        says += f"; groups: {', '.join(map(str, groups))}"
+    return Fact(cls, tokens, says, data)
 
 
 def _key_difference(one: Replayed, replayed: Sequence[Replayed], tokens: int) -> Fact | None:

@@ -2,15 +2,24 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from analyzers import model
-from analyzers.fixes import fix_alignment, fix_cut, fix_evicted, fix_not_materialized, fix_routing, fix_shifted
+from analyzers.fixes import (
+    Case,
+    fix_alignment,
+    fix_cut,
+    fix_evicted,
+    fix_not_materialized,
+    fix_routing,
+    fix_shifted,
+    regained_by_routing,
+)
+from analyzers.intervals import Pool, prompts_of
 from analyzers.model import Finding, LookupResult
 from analyzers.settings import Settings
 from analyzers.speed import Speed, total_seconds
-from analyzers.wording import cause_of, counted
+from analyzers.wording import cause_of, counted, lookups
 
 _REASONS_OF = {
     model.SHIFTED_BOUNDARY: ("speculation", "aligned_prompt", "shared_prefix", "held_prefix"),
@@ -18,26 +27,14 @@ _REASONS_OF = {
     model.NOT_MATERIALIZED: ("never_registered",),
 }
 
-
-@dataclass(frozen=True)
-class _Case:
-    """The losses of one class and reason under one configuration; `worst` lost most (the earliest of equals)."""
-
-    cls: str
-    settings: Settings
-    results: Sequence[LookupResult]
-    worst: LookupResult
-
-    @property
-    def tokens(self) -> int:
-        return sum(abs(result.lost[self.cls]) for result in self.results)
-
-
-Fix = Callable[[_Case], str]
+Fix = Callable[[Case], str]
 
 
 def findings(
-    results: Sequence[LookupResult], settings: Sequence[Settings], known: Mapping[int, Speed]
+    results: Sequence[LookupResult],
+    settings: Sequence[Settings],
+    known: Mapping[int, Speed],
+    pools: Mapping[int, Pool],
 ) -> list[Finding]:
     """Return the findings on lost classes, one per class, reason and configuration.
 
@@ -45,6 +42,7 @@ def findings(
         results: one per request.
         settings: by life.
         known: speeds, by life.
+        pools: what the block pools had left, by life.
 
     """
     index = {id(result): number for number, result in enumerate(results)}
@@ -55,24 +53,30 @@ def findings(
                 key = (cls, _main_reason(result, cls), settings[result.life])
                 grouped.setdefault(key, []).append(result)
     found = []
+    prompts = prompts_of(results)
     for (cls, _, setting), rows in grouped.items():
         worst = max(rows, key=lambda row: row.lost[cls])
-        found.append(_finding(_Case(cls, setting, rows, worst), index[id(worst)], known))
+        own = {life: pool for life, pool in pools.items() if settings[life] == setting}
+        found.append(_finding(Case(cls, setting, rows, worst, prompts, own), index[id(worst)], known))
     return found
 
 
 def _main_reason(result: LookupResult, cls: str) -> str:
+    if cls == model.CHECKPOINT_EVICTED:
+        return "state" if any(group.state == "evicted" for group in result.groups) else "prefix"
     reasons = _REASONS_OF.get(cls, ())
     return ",".join(reason for reason in result.reason.split(",") if reason in reasons)
 
 
-def _finding(case: _Case, lookup: int, known: Mapping[int, Speed]) -> Finding:
+def _finding(case: Case, lookup: int, known: Mapping[int, Speed]) -> Finding:
     rule, headline, fix = _RULES[case.cls]
     if case.cls == model.ALIGNMENT and _main_reason(case.worst, case.cls) == "after_drop":
         rule, headline, fix = _CUT
+    if case.cls == model.CHECKPOINT_EVICTED and _main_reason(case.worst, case.cls) == "prefix":
+        headline = "the prefix was shortened by an eviction to where a group has no state"
     worst = case.worst
-    replicas = sorted({row.replica for row in case.results})
-    count = len(case.results)
+    replicas = sorted({row.replica for row in case.rows})
+    count = len(case.rows)
     evidence: dict[str, Any] = {
         "request_id": worst.request_id,
         "replica": worst.replica,
@@ -92,10 +96,9 @@ def _finding(case: _Case, lookup: int, known: Mapping[int, Speed]) -> Finding:
         "also": [fact.says for fact in worst.facts if fact.data.get("also")],
     }
     tokens: Counter[int] = Counter()
-    for row in case.results:
+    for row in case.rows:
         tokens[row.life] += abs(row.lost[case.cls])
-    which = f"{count} lookup{'s' if count > 1 else ''}"
-    summary = f"{headline}: {counted(case.tokens)} in {which}"
+    summary = f"{headline}: {counted(case.tokens)} in {lookups(count)}"
     cause = cause_of(case.cls, worst.lost, worst.needed_boundary, worst.groups, worst.reason, worst.facts)
     severity: Literal["error", "warning", "info"] = "warning"
     if case.cls == model.UNEXPLAINED:
@@ -103,34 +106,32 @@ def _finding(case: _Case, lookup: int, known: Mapping[int, Speed]) -> Finding:
     elif case.cls in (model.UNKNOWN, model.ALIGNMENT) and rule != _CUT[0]:
         severity = "info"
     seconds = total_seconds(tokens, known)
-    return Finding(rule, summary, evidence, fix(case), case.tokens, lookup, cause, severity, seconds, replicas)
+    regained = max(regained_by_routing(case.rows)) if case.cls == model.HELD_ELSEWHERE else None
+    return Finding(
+        rule, summary, evidence, fix(case), case.tokens, lookup, cause, severity, seconds, replicas, regained
+    )
 
 
 def _constant(text: str) -> Fix:
     return lambda case: text
 
 
-def _of_worst(fix: Callable[[Settings, LookupResult], str]) -> Fix:
-    return lambda case: fix(case.settings, case.worst)
-
-
 _CUT: tuple[str, str, Fix] = (
     "speculation-cuts-hits", "what speculation drops costs more than a block: the grid takes the rest",
-    _of_worst(fix_cut),
+    fix_cut,
 )  # fmt: skip
 
 _RULES: dict[str, tuple[str, str, Fix]] = {
     model.SHIFTED_BOUNDARY: (
-        "shifted-boundary", "the retention mask refused the state that a hit needed", _of_worst(fix_shifted)
+        "shifted-boundary", "the retention mask refused the state that a hit needed", fix_shifted
     ),
     model.NOT_MATERIALIZED: (
-        "not-materialized", "no state was ever made where a hit needed one", 
-        lambda case: fix_not_materialized(case.settings, case.worst, case.results)
+        "not-materialized", "no state was ever made where a hit needed one", fix_not_materialized
     ),
     model.CHECKPOINT_EVICTED: (
-        "checkpoint-evicted", "the state that a hit needed had been evicted", _of_worst(fix_evicted)
+        "checkpoint-evicted", "the state that a hit needed had been evicted", fix_evicted
     ),
-    model.EVICTED: ("evicted", "the prefix had been evicted", _of_worst(fix_evicted)),
+    model.EVICTED: ("evicted", "the prefix had been evicted", fix_evicted),
     model.RESET: ("reset", "the cache had been cleared", _constant("avoid restarts and resets, or warm the cache up")),
     model.IN_FLIGHT: (
         "in-flight", "the prefix was still being computed", _constant(
@@ -138,9 +139,9 @@ _RULES: dict[str, tuple[str, str, Fix]] = {
         ),
     ),
     model.HELD_ELSEWHERE: (
-        "held-elsewhere", "another replica held the prefix", lambda case: fix_routing(case.results)
+        "held-elsewhere", "another replica held the prefix", fix_routing
     ),
-    model.ALIGNMENT: ("alignment", "a hit could not end where the shared prefix ends", _of_worst(fix_alignment)),
+    model.ALIGNMENT: ("alignment", "a hit could not end where the shared prefix ends", fix_alignment),
     model.KEY_DIFFERENCE: (
         "key-difference", "the tokens were cached under another key", _constant(
             "use the same LoRA adapter and the same cache salt where sharing is allowed"

@@ -1,40 +1,59 @@
 """Fixes: the flag or the change that gives a lost class of tokens back, in this version of vLLM and this layout."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from analyzers import model
-from analyzers.finders import required_positions
-from analyzers.model import GroupState, LookupResult
-from analyzers.settings import Group, Settings
-from analyzers.wording import number
+from analyzers.intervals import Pool, Priced, best_of, keeping, priced, sparser, states_left, weighed
+from analyzers.model import Fact, GroupState, LookupResult
+from analyzers.settings import Settings
+from analyzers.wording import counted, group_names, number
 from otel_cache.semconv import names
 
 RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 RETENTION_FLAG = "--prefix-cache-retention-interval"
 BUDGET_FLAG = "--max-num-batched-tokens"
+MEMORY = "--gpu-memory-utilization, --kv-cache-memory-bytes"
 CURED = (0, 30)
 """From this version on the mask keeps the boundaries that a resend of the same prompt can use."""
 
 
-def states_per_boundary(group: Group) -> int:
-    """Return how many blocks a group keeps for one boundary."""
-    far = 2 * (group.window // group.block_size + 1) * group.block_size
-    return len(required_positions(group, far)) if group.window else 1
+SWEEP = "otel-cache lab sweep CAPTURE --engine same"
 
 
-def valid_intervals(settings: Settings, boundary: int) -> list[int]:
-    """Return the retention intervals (tokens) that keep a state at `boundary`, ascending: all that vLLM accepts."""
-    block = settings.scheduler_block
-    return [size for size in range(block, boundary + 1, block) if boundary % size == 0]
+@dataclass(frozen=True)
+class Case:
+    """The losses of one class under one configuration.
+
+    Attributes:
+        rows: the lookups that lost; `worst` lost most.
+        prompts: by life, the lengths of prompts that share no prefix.
+        pools: by life.
+
+    """
+
+    cls: str
+    settings: Settings
+    rows: Sequence[LookupResult]
+    worst: LookupResult
+    prompts: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    pools: Mapping[int, Pool] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """All that was lost."""
+        return sum(abs(row.lost[self.cls]) for row in self.rows)
+
+    @property
+    def boundaries(self) -> list[int]:
+        """The boundaries that hits needed, as far as a retention interval can keep them, the worst's among them."""
+        block = self.settings.scheduler_block
+        return sorted({row.needed_boundary for row in self.rows if row.needed_boundary % block == 0} - {0})
 
 
-def price_of(settings: Settings, groups: Sequence[int], interval: int, tokens: int) -> int:
-    """Return how many blocks the sparse `groups` keep of a prompt of `tokens` with this retention interval."""
-    return sum(tokens // interval * states_per_boundary(settings.groups[group]) for group in groups)
-
-
-def fix_cut(settings: Settings, worst: LookupResult) -> str:
+def fix_cut(case: Case) -> str:
     """Say how to end that what speculation drops is rounded up to the grid."""
+    settings = case.settings
     fixes = []
     if settings.version_tuple < (0, 33):
         fixes.append("upgrade to vLLM 0.33, which looks one block further before it drops")
@@ -44,20 +63,20 @@ def fix_cut(settings: Settings, worst: LookupResult) -> str:
     return "; or ".join(fixes)
 
 
-def retention_fix(settings: Settings) -> str:
-    """Say how to set the retention interval to the scheduler block in this version of vLLM."""
-    block = settings.scheduler_block
-    flag = f"{RETENTION_FLAG} {block}"
+def retention_fix(settings: Settings, interval: int) -> str:
+    """Say how to set the retention interval (tokens) in this version of vLLM."""
+    flag = f"{RETENTION_FLAG} {interval}"
     if settings.version_tuple < (0, 29):
         return (
-            f"set the environment variable {RETENTION_VARIABLE}={block} (vLLM {settings.version}; "
+            f"set the environment variable {RETENTION_VARIABLE}={interval} (vLLM {settings.version}; "
             f"from 0.29 on it is the flag {flag})"
         )
     return f"start vLLM with {flag}"
 
 
-def fix_shifted(settings: Settings, worst: LookupResult) -> str:
-    """Say how to keep the state that the mask refused."""
+def fix_shifted(case: Case) -> str:
+    """Say how to keep the states that the mask refused, at which price, and whether the pool has room for them."""
+    settings, worst = case.settings, case.worst
     at = worst.needed_boundary
     reasons = worst.reason.split(",")
     if at % settings.scheduler_block:
@@ -65,23 +84,16 @@ def fix_shifted(settings: Settings, worst: LookupResult) -> str:
             f"no retention interval keeps a state at {number(at)}, which is no multiple of the scheduler block of "
             f"{number(settings.scheduler_block)}: let shared prefixes end on such a multiple, or use smaller blocks"
         )
-    price = max((states_per_boundary(settings.groups[group]) for group in worst.limiting_groups), default=1)
+    tokens = worst.prompt_tokens
+    choices = priced(settings, weighed(keeping(settings, case.boundaries)), tokens, case.prompts, case.pools)
+    best = best_of(choices)
+    today = states_left(settings, settings.retention, tokens)
     fix = (
-        f"{retention_fix(settings)}: a state is then kept every {number(settings.scheduler_block)} tokens, at "
-        f"{number(at)} too, at the price of {price} block{'s' if price > 1 else ''} per group and boundary"
+        f"{retention_fix(settings, best.interval)}: a state is then kept where a chunk ends on a multiple of "
+        f"{number(best.interval)}, as it does at {number(at)}; a prompt of {counted(tokens)} that is computed alone "
+        f"then leaves {_blocks(best.states)} in {group_names(_sparse(settings, worst))}, today {number(today)}"
     )
-    others = [each for each in valid_intervals(settings, at)[1:] if each < at] + [at]
-    if len(others) > 1 or others[0] != settings.scheduler_block:
-        tokens = worst.prompt_tokens
-        priced = [
-            f"{number(each)} ({number(price_of(settings, worst.limiting_groups, each, tokens))})"
-            for each in [settings.scheduler_block, *others]
-        ]
-        shown = priced if len(priced) <= 5 else [*priced[:4], "...", priced[-1]]
-        fix += (
-            f"; intervals that keep this one, with the blocks that a prompt of {number(tokens)} tokens costs: "
-            f"{', '.join(shown)}"
-        )
+    fix += _others(choices, best, at) + _room(choices, best)
     if "held_prefix" in reasons:
         return f"first end the loss that moved the boundary (see the finding on it); to keep the state, {fix}"
     if settings.version_tuple < CURED and "speculation" in reasons:
@@ -91,8 +103,47 @@ def fix_shifted(settings: Settings, worst: LookupResult) -> str:
     return fix
 
 
-def fix_not_materialized(settings: Settings, worst: LookupResult, rows: Sequence[LookupResult] = ()) -> str:
-    """Say how to make a chunk end where the worst of `rows` needed a state, and of how many tokens that is the end."""
+def _sparse(settings: Settings, row: LookupResult) -> list[GroupState]:
+    sparse = {group.index for group in settings.sparse_groups}
+    return [group for group in row.groups if group.group in sparse]
+
+
+def _blocks(count: int) -> str:
+    return f"{number(count)} block{'' if count == 1 else 's'}"
+
+
+def _others(choices: Sequence[Priced], best: Priced, at: int) -> str:
+    """Name the other intervals that keep as much, with the states that each leaves."""
+    others = [f"{number(each.interval)} ({number(each.states)})" for each in choices if each is not best]
+    if not others:
+        return ""
+    return (
+        f"; other intervals keep {number(at)} too, with as many blocks as stand behind them: {', '.join(others)}; "
+        f"`{SWEEP}` compares them on the capture's own requests"
+    )
+
+
+def _room(choices: Sequence[Priced], best: Priced) -> str:
+    """Say which of the intervals, if any, may not fit the pool."""
+    dense = choices[0]
+    if dense.fits or dense.pool is None:
+        return ""
+    pool = dense.pool
+    has = f"evicts already ({_blocks(pool.evicted)})" if pool.evicted else f"had room for about {number(pool.room)}"
+    says = f"; {number(dense.interval)} would keep up to {_blocks(dense.added)} more, and the pool of "
+    says += f"{number(pool.blocks)} {has}"
+    if best.fits:
+        return f"{says}: what it keeps may push out what is needed"
+    least = "" if best is dense else f", and {number(best.interval)} up to {number(best.added)}"
+    return (
+        f"{says}{least}: what is kept may be evicted again before it is used, so give the KV cache more memory "
+        f"({MEMORY}) as well"
+    )
+
+
+def fix_not_materialized(case: Case) -> str:
+    """Say how to make a chunk end where the worst lookup needed a state, and of how many tokens that is the end."""
+    settings, worst = case.settings, case.worst
     at = worst.needed_boundary
     lacking = [group for group in worst.groups if group.group in worst.limiting_groups]
     if not at or not lacking:
@@ -115,8 +166,8 @@ def fix_not_materialized(settings: Settings, worst: LookupResult, rows: Sequence
     if settings.retention == names.RETENTION_DENSE or _mask_wants(lacking, at):
         fix += "; the mask keeps the state there"
     else:
-        fix += f", and keep the state there: {retention_fix(settings)}"
-    lost = [(row.lost[model.NOT_MATERIALIZED], row.needed_boundary) for row in rows]
+        fix += f", and keep the state there: {retention_fix(settings, settings.scheduler_block)}"
+    lost = [(row.lost[model.NOT_MATERIALIZED], row.needed_boundary) for row in case.rows]
     there = sum(tokens for tokens, boundary in lost if boundary % budget == 0)
     if there < sum(tokens for tokens, _ in lost):
         fix += f"; that ends {number(there)} of these tokens, the other lookups needed states at other boundaries"
@@ -138,28 +189,71 @@ def chunk_budget(settings: Settings, boundary: int) -> int | None:
     return None if today and found == today // block * block else found
 
 
-def fix_evicted(settings: Settings, worst: LookupResult) -> str:
+def fix_evicted(case: Case) -> str:
     """Say how to keep what was evicted."""
+    fix = (
+        f"give the KV cache more memory ({MEMORY}), or send requests that share a prefix closer together or to fewer "
+        "replicas"
+    )
+    worst, at = case.worst, case.worst.needed_boundary
+    if case.cls != model.CHECKPOINT_EVICTED or not any(group.state == "evicted" for group in worst.groups):
+        return fix
+    found = (
+        sparser(case.settings, case.boundaries, worst.prompt_tokens, case.prompts) if at in case.boundaries else None
+    )
+    if found is None:
+        return fix
+    interval, states, today = found
     return (
-        "give the KV cache more memory (--gpu-memory-utilization, --kv-cache-memory-bytes), or send requests that "
-        "share a prefix closer together or to fewer replicas"
+        f"{fix}; or keep fewer states: {retention_fix(case.settings, interval)}; {number(at)} is still kept, and a "
+        f"prompt of {counted(worst.prompt_tokens)} that is computed alone leaves {_blocks(states)} of them, today "
+        f"{number(today)} (`{SWEEP}` compares intervals)"
     )
 
 
-def fix_routing(rows: Sequence[LookupResult]) -> str:
+def regained_by_routing(rows: Sequence[LookupResult]) -> tuple[int, int]:
+    """Return what routing to a replica that held the prefix gives back of `held_elsewhere`, in tokens.
+
+    The first by itself; the second once every group there has the state that a hit needs: what speculation and the
+    grid take there too is in neither.
+    """
+    alone = whole = 0
+    for row in rows:
+        held = row.lost[model.HELD_ELSEWHERE]
+        there = min(held, row.regret_tokens)
+        reach = max((fact.data["reach_tokens"] for fact in _held_facts(row)), default=0)
+        alone += there
+        whole += max(there, min(held, reach - row.needed_boundary))
+    return alone, whole
+
+
+def _held_facts(row: LookupResult) -> list[Fact]:
+    return [fact for fact in row.facts if fact.cls == model.HELD_ELSEWHERE and "reach_tokens" in fact.data]
+
+
+def fix_routing(case: Case) -> str:
     """Say what sending requests that share a prefix to one replica gives back of what others held."""
     fix = "route requests that share a prefix to the same replica"
-    held = sum(row.lost[model.HELD_ELSEWHERE] for row in rows)
-    there = sum(min(row.lost[model.HELD_ELSEWHERE], row.regret_tokens) for row in rows)
-    if there == held:
+    alone, whole = regained_by_routing(case.rows)
+    if alone == case.tokens:
         return fix
-    if not there:
-        return f"{fix}, and end what kept them from a hit there too: no other replica would have hit more"
-    return f"{fix}: of these tokens another one would have hit {number(there)}"
+    if alone:
+        fix += f": of these tokens another one would have hit {number(alone)}"
+        return f"{fix}, and {number(whole)} with a state in every group" if whole > alone else fix
+    where = "in this lookup" if len(case.rows) == 1 else "in these lookups"
+    fix += f", and end what kept them from a hit there too: no other replica would have hit more {where}"
+    lacking = next(
+        (fact.data for row in (case.worst, *case.rows) for fact in _held_facts(row) if fact.data["lacking"]), None
+    )
+    if lacking:
+        states = [group for group in case.worst.groups if group.group in lacking["lacking"]]
+        fix += f", since {group_names(states)} had no state at {number(lacking['reach_tokens'])} there"
+    return f"{fix}; the two together give back up to {number(whole)}" if whole else fix
 
 
-def fix_alignment(settings: Settings, worst: LookupResult) -> str:
+def fix_alignment(case: Case) -> str:
     """Say how to make a hit end closer to where the shared prefix ends."""
+    settings, worst = case.settings, case.worst
     finer = "smaller blocks"
     if finer_unit_helps(settings):
         finer = "a smaller --prefix-match-unit, or smaller blocks,"

@@ -193,8 +193,30 @@ def _residence(walk: _Walk, scene: Scene, local: int, once: int) -> None:
         _lost(walk, scene.fleet.all(), up, min(at, max(up, once)))
         _lost(walk, own, up, up)
     if local < walk.at:
-        walk.down(model.HELD_ELSEWHERE, max(local, min(once, walk.at)), replicas=scene.fleet.holders(walk.at, up))
+        walk.down(model.HELD_ELSEWHERE, max(local, min(once, walk.at)), **_there(scene, walk.at, up))
         _lost(walk, own, local, local)
+
+
+def _there(scene: Scene, at: int, up: int) -> dict[str, Any]:
+    """Return who holds the prefix up to `up`, and of the one with the longest hit what it would take for more.
+
+    `hit` is what it would have given, `reach` where that could end had every group its state, `lacking` the groups
+    without it.
+    """
+    found: list[tuple[int, int, View]] = []
+    for view in scene.fleet.living:
+        if view is not scene.here and not view.residency.over and view.prefix(at) >= up:
+            settings, hashed = view.residency.settings, len(view.chain) * view.unit
+            limit = min(scene.limit, view.shared)
+            possible = min(hashed, max(0, scene.seen.same_key - settings.lookahead))
+            reach = min(at, agree(settings, _dense_only(view, possible), limit, hashed))
+            found.append((min(limit, agree(settings, view.positions, limit, hashed)), reach, view))
+    data: dict[str, Any] = {"replicas": scene.fleet.holders(at, up)}
+    if found:
+        hit, reach, view = max(found, key=lambda each: each[:2])
+        lacking = [entry.group.index for entry in find_missing(view, reach)] if hit < reach else []
+        data |= {"hit": hit, "reach": reach, "lacking": lacking}
+    return data
 
 
 def _lost(walk: _Walk, caches: Iterable[tuple[Residency, Chain]], position: int, lower: int) -> None:
@@ -224,7 +246,10 @@ def _states(walk: _Walk, here: View, result: Explained) -> None:
         if sparse:
             cls = model.RESET if any(loss.reason == "reset" for loss in sparse) else model.CHECKPOINT_EVICTED
     loss = next((entry.loss for entry in (*result.gone, *result.missing) if entry.loss), None)
-    walk.down(cls, result.predicted, **({"loss": loss, "replica": here.residency.replica} if loss else {}))
+    data: dict[str, Any] = {"loss": loss, "replica": here.residency.replica} if loss else {}
+    if result.gone:
+        data["intact"] = result.intact
+    walk.down(cls, result.predicted, **data)
 
 
 def _last_loss(steps: Sequence[Step]) -> str:

@@ -103,19 +103,26 @@ def _speculation(
         if not setting.speculative_method or rows.is_empty():
             continue
         lost: Counter[int] = Counter()
+        cuts = 0
         for result in results:
             if result.life in lives:
                 cut = result.lost.get(model.ALIGNMENT, 0) if "after_drop" in result.reason.split(",") else 0
+                cuts += cut
                 lost[result.life] += result.lost.get(model.SPECULATIVE_DROP, 0) + cut
         prefill, saved = total_seconds(lost, known), _saved(rows, known)
         accepted, drafted = int(rows["accepted_tokens"].sum()), int(rows["drafted_tokens"].sum() or 0)
         tokens = sum(lost.values())
         if not tokens:
             continue
-        worse = bool(prefill and saved and saved[1] < prefill[0])
+        worse = bool(accepted and prefill and saved and saved[1] < prefill[0])
         fix = "speculation pays here: leave it on"
         if worse:
-            fix = "turn speculation off for this workload, or let it drop less (see the finding on what it cuts)"
+            fix = "turn speculation off for this workload"
+            if cuts:
+                fix += ", or let it drop less (see the finding speculation-cuts-hits)"
+        elif not accepted:
+            fix = "find out why no draft was accepted: the lab accepts none unless its scenario has accepted_tokens, "
+            fix += "and a drafter that does not fit the model gets none accepted either; then speculation only costs"
         elif not (prefill and saved and saved[0] > prefill[1]):
             fix = "the capture does not tell whether speculation pays; compare a run without --speculative-config"
         found.append(

@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from analyzers import model
 from analyzers.model import Finding, Fleet, LookupResult, Routed
 from analyzers.routers import best_of
-from analyzers.wording import counted, number
+from analyzers.wording import counted, lookups, number
 
 RULES = ("routing", "router", "router-endpoint")
 ROUTER_SHARE = 0.1
@@ -23,6 +24,7 @@ def _routing(fleet: Fleet | None, results: Sequence[LookupResult]) -> list[Findi
     worst = max(range(len(results)), key=lambda index: results[index].regret_tokens)
     lookup = results[worst]
     logic: Counter[str] = Counter()
+    by_class = regret_by_class(results)
     for result in results:
         if result.routing_logic:
             logic[result.routing_logic] += result.regret_tokens
@@ -30,14 +32,15 @@ def _routing(fleet: Fleet | None, results: Sequence[LookupResult]) -> list[Findi
         Finding(
             rule="routing",
             summary=f"another replica would have hit more: {counted(fleet.regret_tokens)} in "
-            f"{number(fleet.regretted_lookups)} lookups",
+            f"{lookups(fleet.regretted_lookups)}; they count as {_listed(by_class)}",
             evidence={"sticky_prefix_tokens": fleet.sticky_prefix_tokens,
                       "sticky_conversation_tokens": fleet.sticky_conversation_tokens,
                       "stored_tokens": fleet.stored_tokens, "distinct_tokens": fleet.distinct_tokens,
-                      "regret_by_routing_logic": dict(logic)},
+                      "regret_by_routing_logic": dict(logic), "regret_by_class": dict(by_class)},
             fix=f"route by prefix (saves {counted(fleet.sticky_prefix_tokens)} of what was resident), or by "
             f"conversation ({counted(fleet.sticky_conversation_tokens)})",
             tokens_lost=0,
+            tokens_regained=fleet.regret_tokens,
             lookup=worst,
             cause=f"{counted(lookup.hit_tokens)} were hit on {lookup.replica}; {', '.join(lookup.best_replicas)} "
             f"would have hit {number(lookup.best_hit_tokens or 0)}{_sent(lookup)}",
@@ -45,6 +48,31 @@ def _routing(fleet: Fleet | None, results: Sequence[LookupResult]) -> list[Findi
             replicas=sorted({result.replica for result in results if result.regret_tokens}),
         )
     ]  # fmt: skip
+
+
+def regret_by_class(results: Sequence[LookupResult]) -> Counter[str]:
+    """Return which classes of lost tokens have what another replica would have hit more, in tokens.
+
+    What was held elsewhere counts first; the rest is on the way of the ladder from there down.
+    """
+    found: Counter[str] = Counter()
+    for result in results:
+        left = result.regret_tokens
+        others = sorted((cls for cls in result.lost if cls not in model.SERVED), key=_rank)
+        for cls in others:
+            taken = min(left, max(0, result.lost[cls]))
+            left -= taken
+            if taken:
+                found[cls] += taken
+    return found
+
+
+def _rank(cls: str) -> tuple[bool, bool, int]:
+    return cls != model.HELD_ELSEWHERE, cls in model.BY_DESIGN, -model.CLASSES.index(cls)
+
+
+def _listed(by_class: Counter[str]) -> str:
+    return " and ".join(f"{cls} ({number(tokens)})" for cls, tokens in by_class.most_common())
 
 
 def _sent(lookup: LookupResult) -> str:
@@ -63,11 +91,12 @@ def _router(results: Sequence[LookupResult]) -> list[Finding]:
     wrong = [row for row in rows if abs(row[1] - row[2]) > ROUTER_SHARE * results[row[0]].prompt_tokens]
     if not wrong:
         return []
+    requests = f"{number(len(rows))} request{'' if len(rows) == 1 else 's'}"
     worst, saw, real = max(wrong, key=lambda row: abs(row[1] - row[2]))
     return [
         Finding(
             rule="router",
-            summary=f"the router saw other prefixes cached than there were: for {len(wrong)} of {len(rows)} requests",
+            summary=f"the router saw other prefixes cached than there were: for {len(wrong)} of {requests}",
             evidence={"requests": len(rows), "wrong": len(wrong), "predicted_tokens": sum(row[1] for row in rows),
                       "real_tokens": sum(row[2] for row in rows)},
             fix="where it sees more: a router counts attention blocks, and a hit needs the state of every group; where "
@@ -102,11 +131,12 @@ def _endpoints(results: Sequence[LookupResult], routed: Sequence[Routed]) -> lis
             Finding(
                 rule="router-endpoint",
                 summary=f"behind {each.endpoint} are {len(behind)} replicas, which the router cannot choose between: "
-                f"another one of them would have hit {counted(tokens)} more in {number(len(regretted))} lookups",
+                f"another one of them would have hit {counted(tokens)} more in {lookups(len(regretted))}",
                 evidence={"endpoint": each.endpoint, "replicas": sorted(behind), "regret_tokens": tokens},
                 fix="give the router an endpoint for each replica (vLLM's external data-parallel load balancing, or a "
                 "server each), so that it can keep a prefix on one",
                 tokens_lost=0,
+                tokens_regained=tokens,
                 lookup=max(regretted, key=lambda index: results[index].regret_tokens),
                 severity="info",
                 replicas=sorted(behind),

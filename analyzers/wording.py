@@ -42,6 +42,11 @@ def counted(tokens: int) -> str:
     return f"{number(tokens)} token{'' if tokens == 1 else 's'}"
 
 
+def lookups(count: int) -> str:
+    """Write a number of lookups."""
+    return f"{number(count)} lookup{'' if count == 1 else 's'}"
+
+
 def group_names(states: Sequence[GroupState]) -> str:
     """Name groups as `groups 0-2 (mamba)`."""
     indexes = [state.group for state in states]
@@ -80,7 +85,12 @@ def cause_of(
     if cls == model.ALIGNMENT and "after_drop" in reason.split(","):
         dropped = lost.get(model.SPECULATIVE_DROP, 0)
         return cut_of(boundary + lost[cls] + dropped, dropped, boundary)
-    sentence = _cause(cls, tokens, at, states, reason)
+    if cls == model.CHECKPOINT_EVICTED and (
+        shortened := next((f for f in facts if "boundary" in f.data and f.cls == cls and not f.data.get("also")), None)
+    ):
+        sentence = _shortened(shortened, at, states)
+    else:
+        sentence = _cause(cls, tokens, at, states, reason)
     return f"{sentence}: {said}" if said else sentence
 
 
@@ -91,12 +101,29 @@ def _cause(cls: str, tokens: str, at: str, states: Sequence[GroupState], reason:
         return _never_made(at, states, tokens)
     if cls == model.CHECKPOINT_EVICTED:
         evicted = [state for state in states if state.state == "evicted"]
-        if not evicted:
-            return f"the states that a hit of {tokens} more needed were evicted together with the prefix beyond {at}"
         return f"{group_names(evicted)} had the state at {at}, but it was evicted before this lookup"
     if cls == model.ALIGNMENT:
         return _alignment(tokens, reason)
     return _SENTENCES[cls].format(tokens=tokens)
+
+
+def _shortened(fact: Fact, at: str, states: Sequence[GroupState]) -> str:
+    """Say that the prefix went beyond `at`, and what became of the states there."""
+    states_at = number(fact.data["boundary"])
+    beyond = f"the blocks of the prefix beyond {at}, and with them the states at {states_at}, were evicted"
+    said = [
+        f"{group_names(own)} {what} at {at}"
+        for state, what in _LACKS.items()
+        if (own := [each for each in states if each.state == state])
+    ]
+    return f"{beyond}; {', '.join(said)}" if said else beyond
+
+
+_LACKS = {
+    "not_materialized": "never had a state",
+    "masked": "had a state refused by the mask",
+    "evicted": "lost its state",
+}
 
 
 def _shifted(at: str, states: Sequence[GroupState], reason: str) -> str:

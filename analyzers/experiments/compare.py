@@ -51,7 +51,8 @@ class Comparison:
             `hit`: it went.
         matched: requests that both have; `only_before` and `only_after`: those that one has.
         changed: the requests that changed most, at most as many as asked for.
-        rules: findings per rule, tokens before and after; None where a side has none.
+        rules: findings per rule, tokens before and after: lost, or, of a rule on no lost class, what its fix gives
+            back, 0 where that is not known; None where a side has none.
         settings: what differs in the replicas' settings: values before and after, without repetition.
 
     """
@@ -158,8 +159,13 @@ def _changed(one: Mapping[str, Any], two: Mapping[str, Any]) -> Changed:
 
 
 def _rules(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[int | None, int | None]]:
-    sides = [_sum((each["rule"], each["tokens_lost"]) for each in report["findings"]) for report in (before, after)]
+    sides = [_sum((each["rule"], _figure(each)) for each in report["findings"]) for report in (before, after)]
     return {rule: (sides[0].get(rule), sides[1].get(rule)) for rule in sorted({*sides[0], *sides[1]})}
+
+
+def _figure(finding: Mapping[str, Any]) -> int:
+    """Return what a finding lost; of one that is about no lost class what its fix gives back, if that is known."""
+    return int(finding["tokens_lost"] or finding.get("tokens_regained") or 0)
 
 
 def _settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[list[Any], list[Any]]]:

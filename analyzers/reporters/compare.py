@@ -111,12 +111,17 @@ def _findings(rules: Mapping[str, tuple[int | None, int | None]]) -> list[str]:
     said = []
     for rule, (one, two) in rules.items():
         if one is None:
-            said.append(f"new: {rule}, {count(two or 0, 'token')}")
+            said.append(f"new: {rule}{_tokens(two)}")
         elif two is None:
-            said.append(f"gone: {rule}, {count(one, 'token')}")
+            said.append(f"gone: {rule}{_tokens(one)}")
         elif one != two:
             said.append(f"{rule}: {one:,} to {two:,} tokens")
     return said
+
+
+def _tokens(tokens: int | None) -> str:
+    """Write the tokens of a finding; nothing where it is about none."""
+    return f", {count(tokens, 'token')}" if tokens else ""
 
 
 def _setting(name: str, one: Sequence[Any], two: Sequence[Any]) -> str:

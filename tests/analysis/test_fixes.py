@@ -1,15 +1,20 @@
 """What a finding advises is applied to the scenario: it gives back what it says, and nothing useless is advised."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Labs
-from lab.cases import FULL, HYBRID, request, resent, scenario
+from lab.cases import FULL, HYBRID, MTP, request, resent, scenario, shipped
 from vllm_versions import VERSIONS
 
 from analysis.checks import analyzed, find
+from analyzers.experiments.compare import compare
 from analyzers.model import Analysis, Finding
+from analyzers.reporters.compare import render as render_diff
+from analyzers.reporters.json import to_object
 
 pytestmark = pytest.mark.vllm
 
@@ -85,3 +90,139 @@ def test_routing_promises_what_the_other_replica_would_have_hit(
     assert fix.startswith("route requests that share a prefix to the same replica")
     assert ("no other replica would have hit more" in fix) == (hit == 0)
     assert ("another one would have hit" in fix) == (0 < hit < held)
+    assert (finding_of("held-elsewhere", analysis).tokens_regained or 0) >= hit
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_routing_promises_no_block_that_speculation_takes_there_too(lab: Labs, tmp_path: Path, version: str) -> None:
+    """All of the prefix is held elsewhere; what comes back is what one replica gives both requests."""
+    requests = [request("one", ("doc", 11910)), request("two", ("doc", 11910))]
+    apart = scenario(
+        requests, HYBRID, replicas=2, block_size=1600, prefix_cache_retention_interval=1600, speculative=MTP
+    )
+    analysis = analyzed(lab[version], apart, tmp_path / "apart.jsonl")
+    together = analyzed(lab[version], {**apart, "replicas": 1}, tmp_path / "together.jsonl")
+    finding = finding_of("held-elsewhere", analysis)
+    assert finding.tokens_lost == 11200
+    assert finding.tokens_regained == find(together, "two").hit_tokens > 0
+    assert analysis.best_fixes == [(finding.tokens_regained, finding.fix)]
+
+
+OLD = "0.28.0"
+"""The last version whose prompts leave nothing that a resend with speculation can use."""
+
+
+def two_prompts(interval: int, blocks: int, replicas: int = 2) -> dict[str, Any]:
+    """Return a prompt that comes again and again, and another one in between, on pools of so many blocks."""
+    requests = [
+        request("long", ("doc", 11910), times=4),
+        request("noise", ("other", 20000), times=2),
+        request("again", ("doc", 11910), times=4),
+    ]
+    return scenario(
+        requests, HYBRID, replicas=replicas, block_size=1600, prefix_cache_retention_interval=interval,
+        speculative=MTP, max_num_batched_tokens=8192, num_gpu_blocks=blocks,
+    )  # fmt: skip
+
+
+def advised(fix: str) -> int:
+    """Return the retention interval that a fix asks for."""
+    return int(re.findall(r"RETENTION_INTERVAL=(\d+)", fix)[0])
+
+
+def test_the_price_of_an_interval_is_what_the_scheduler_keeps(lab: Labs, tmp_path: Path) -> None:
+    """States are where chunks end: each interval is applied, and the blocks of the Mamba groups are counted."""
+    before = analyzed(lab[OLD], shipped("model_case"), tmp_path / "before.jsonl")
+    fix = finding_of("shifted-boundary", before).fix
+    first = re.findall(r"leaves ([\d,]+) blocks in groups 0-2 \(mamba\), today ([\d,]+)", fix)[0]
+    others = fix.partition("as stand behind them: ")[2].partition("; `")[0]
+    said = {advised(fix): int(first[0])}
+    said |= {int(size.replace(",", "")): int(blocks) for size, blocks in re.findall(r"([\d,]+) \((\d+)\)", others)}
+    kept = {}
+    for interval in (0, 1600, 3200, 4800, 9600):
+        case = shipped("model_case", prefix_cache_retention_interval=interval)
+        case["requests"] = [request("cold", ("doc", 11910))]
+        (pool,) = analyzed(lab[OLD], case, tmp_path / f"{interval}.jsonl").capacity
+        kept[interval] = sum(group.stored for group in pool.groups[:3])
+    assert said == {interval: blocks for interval, blocks in kept.items() if interval}
+    assert int(first[1]) == kept[0]
+    assert kept[1600] > kept[9600] > kept[0] == 0
+
+
+def test_an_interval_that_the_pool_has_no_room_for_is_not_advised(lab: Labs, tmp_path: Path) -> None:
+    """In a pool of 40 blocks the densest interval moves the losses to evictions; the advised one ends them."""
+    before = analyzed(lab[OLD], two_prompts(0, 40), tmp_path / "before.jsonl")
+    finding = finding_of("shifted-boundary", before)
+    assert "1,600 would keep up to 15 blocks more, and the pool of 39 had room" in finding.fix
+    assert "otel-cache lab sweep CAPTURE" in finding.fix
+    dense = analyzed(lab[OLD], two_prompts(1600, 40), tmp_path / "dense.jsonl")
+    assert dense.lost["checkpoint_evicted"] == finding.tokens_lost
+    sparse = analyzed(lab[OLD], two_prompts(advised(finding.fix), 40), tmp_path / "sparse.jsonl")
+    assert sparse.hit_tokens == before.hit_tokens + finding.tokens_lost
+    assert not {"checkpoint_evicted", "shifted_boundary"} & set(sparse.lost)
+    # What the dense interval lost, its own finding ends by a sparser one.
+    again = finding_of("checkpoint-evicted", dense)
+    assert "keep fewer states" in again.fix
+    cured = analyzed(lab[OLD], two_prompts(advised(again.fix), 40), tmp_path / "cured.jsonl")
+    assert cured.hit_tokens == dense.hit_tokens + again.tokens_lost
+
+
+def test_in_a_pool_with_room_the_densest_interval_is_advised(lab: Labs, tmp_path: Path) -> None:
+    before = analyzed(lab[OLD], two_prompts(0, 400), tmp_path / "before.jsonl")
+    finding = finding_of("shifted-boundary", before)
+    assert advised(finding.fix) == 1600
+    assert "would keep up to" not in finding.fix
+    after = analyzed(lab[OLD], two_prompts(1600, 400), tmp_path / "after.jsonl")
+    assert after.hit_tokens >= before.hit_tokens + finding.tokens_lost
+
+
+def test_the_findings_on_routing_say_the_same(lab: Labs, tmp_path: Path) -> None:
+    """What was held elsewhere lacked its states there too; what another replica would have hit was lost otherwise."""
+    before = analyzed(lab[OLD], two_prompts(0, 40), tmp_path / "before.jsonl")
+    held, routing = finding_of("held-elsewhere", before), finding_of("routing", before)
+    assert "no other replica would have hit more in these lookups" in held.fix
+    assert "groups 0-2 (mamba) had no state at 17,600 there" in held.fix
+    assert held.tokens_regained == 17600 + 9600
+    assert "9,600 tokens in 1 lookup; they count as shifted_boundary (9,600)" in routing.summary
+    assert before.fleet is not None
+    assert (routing.tokens_lost, routing.tokens_regained) == (0, before.fleet.regret_tokens)
+    # The comparison has the same figure, and none where there is none.
+    dense = analyzed(lab[OLD], two_prompts(1600, 40, replicas=1), tmp_path / "dense.jsonl")
+    found = compare(to_object(before), to_object(dense))
+    assert found.rules["routing"] == (routing.tokens_regained, None)
+    said = render_diff(found)
+    assert "gone: routing, 9,600 tokens" in said
+    assert "new: evicting-group\n" in said
+
+
+def test_a_shortened_prefix_is_told_as_one_and_fixes_that_are_one_count_together(lab: Labs, tmp_path: Path) -> None:
+    """The end of the prefix went, with the states there; where it now ends there never was one."""
+    case = two_prompts(1600, 40, replicas=1)
+    case["requests"] = [
+        request("long", ("doc", 11910)),
+        request("noise", ("other", 25000)),
+        request("again", ("doc", 11910)),
+    ]
+    analysis = analyzed(lab[OLD], case, tmp_path / "s.jsonl")
+    assert find(analysis, "again").lost.keys() >= {"evicted", "checkpoint_evicted"}
+    finding = finding_of("checkpoint-evicted", analysis)
+    assert finding.summary.startswith("the prefix was shortened by an eviction")
+    assert "beyond 6,400, and with them the states at 9,600, were evicted" in finding.cause
+    assert "groups 0-2 (mamba) never had a state at 6,400" in finding.cause
+    evicted = finding_of("evicted", analysis)
+    assert evicted.fix == finding.fix
+    assert analysis.best_fixes == [(evicted.tokens_lost + finding.tokens_lost, finding.fix)]
+    assert replace(analysis, findings=[]).best_fixes == []
+
+
+def test_speculation_points_to_no_finding_that_is_not_there(lab: Labs, tmp_path: Path) -> None:
+    """The lab accepts no draft unless it is told to: that is no warning, and not what speculation is worth."""
+    for accepted in (0, 2):
+        case = shipped("model_case", speculative={**MTP, "accepted_tokens": accepted})
+        for each in case["requests"]:
+            each["output_tokens"] = 20
+        analysis = analyzed(lab[OLD], case, tmp_path / f"{accepted}.jsonl")
+        finding = finding_of("speculation-net", analysis)
+        assert "speculation-cuts-hits" not in finding.fix
+        assert ("no draft was accepted" in finding.fix) == (not accepted)
+        assert accepted or finding.severity == "info"
