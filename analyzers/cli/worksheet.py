@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from analyzers.cli.completion import FILE
-from analyzers.cli.says import quiet_option, say_notes
+from analyzers.cli.says import quiet_option, say, say_notes
 
 if TYPE_CHECKING:
     from analyzers.settings import Settings
@@ -44,7 +44,11 @@ DROPPING = ("mtp", "eagle", "eagle3")
 @click.option("--match-unit", type=click.IntRange(1), help="prefix_match_unit, in tokens.")
 @click.option("--retention-interval", metavar="TOKENS", help="Tokens, 0, dense, or default.  [default]")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Most tokens in a step.  [8192]")
-@click.option("--vllm-version", metavar="VERSION", help=f"Of which vLLM the rules are.  [{VERSION}]")
+@click.option(
+    "--vllm-version",
+    metavar="VERSION",
+    help=f"Of which vLLM the rules are; of one that is newer than those known, the newest's.  [{VERSION}]",
+)
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @quiet_option
 def command(
@@ -74,9 +78,12 @@ def command(
         if replica is not None:
             raise click.UsageError("--replica names a replica of a capture; give the capture with --from")
         settings = _of_flags(engine, given, prompt_tokens)
+    from analyzers.experiments.configured import version_note
     from analyzers.experiments.worksheet import worksheet
     from analyzers.reporters import worksheet as report
 
+    if note := version_note(settings.version):
+        say(f"note: {note}")
     sheet = worksheet(settings, prompt_tokens)
     click.echo(report.render_json(sheet) if form == "json" else report.render(sheet), nl=False)
 

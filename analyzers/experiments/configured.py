@@ -8,10 +8,12 @@ from analyzers.settings import Group, Settings
 from analyzers.vllm_lab.scenario import Engine, parse_scenario
 from analyzers.vllm_lab.scenario import Group as AskedGroup
 from otel_cache.errors import ScenarioError, UsageError
+from otel_cache.package import TESTED_VLLM
 from otel_cache.semconv import names
 
 KNOWN = (0, 26)
 """The oldest version whose rules are known; newer ones than were tested are taken for the newest of those."""
+NEWEST = TESTED_VLLM[-1]
 DENSE_BY_DEFAULT = (0, 29)
 """Below this version every state is kept unless told otherwise; in it, with speculation."""
 BLOCK_BEYOND = (0, 32)
@@ -99,6 +101,13 @@ def version_tuple(version: str) -> tuple[int, int]:
     if pair < KNOWN:
         raise UsageError(f"vLLM {version}: its rules are not known; the oldest are those of {KNOWN[0]}.{KNOWN[1]}")
     return pair
+
+
+def version_note(version: str) -> str:
+    """Return a note where the rules of `version` are not known and others are taken; "" where they are."""
+    if not version or version_tuple(version) <= version_tuple(NEWEST):
+        return ""
+    return f"the rules of vLLM {version} are not known; those of {NEWEST}, the newest that is, are taken"
 
 
 def _flagged(groups: list[AskedGroup]) -> set[int]:

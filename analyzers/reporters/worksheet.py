@@ -8,7 +8,6 @@ from analyzers.reporters.layout import INDENT, Align, count, sentence, table, wr
 from otel_cache.semconv.positions import compress_positions, format_positions
 
 SHOWN_RUNS = 6
-ALIGNED: tuple[Align, ...] = ("<", "<", ">", ">", "<", "<", "<")
 
 
 def to_object(sheet: Worksheet) -> dict[str, Any]:
@@ -81,20 +80,23 @@ def render(sheet: Worksheet, width: int = 100) -> str:
     )
     names = max(len(name) for name, _ in rows)
     lines += ["", *(f"{INDENT}{name:<{names}}  {tokens:>9,}" for name, tokens in rows), ""]
-    header = ("group", "kind", "block", "kept", f"at {sheet.resend_boundary:,}", f"at {sheet.extension_boundary:,}")
+    # Where a resend and a longer prompt have one boundary, what is kept there is the same, and one column says it.
+    same = sheet.resend_boundary == sheet.extension_boundary
+    boundaries = (sheet.resend_boundary, sheet.extension_boundary)[: 1 if same else 2]
+    header = ("group", "kind", "block", "kept", *(f"at {boundary:,}" for boundary in boundaries))
+    aligned: list[Align] = ["<", "<", ">", ">", "<", "<", "<"]
     cells = [
         (
             str(row.group.index),
             row.group.kind,
             f"{row.group.block_size:,}",
             f"{len(row.kept):,}",
-            _word(row.at_resend, sheet.resend_boundary),
-            _word(row.at_extension, sheet.extension_boundary),
+            *map(_word, (row.at_resend, row.at_extension), boundaries),
             _shown(row),
         )
         for row in sheet.groups
     ]
-    lines += table((*header, "after the first send"), cells, ALIGNED, width, INDENT)
+    lines += table((*header, "after the first send"), cells, aligned, width, INDENT)
     lines += ["", *wrap(f"{_hits(sheet)}.", width), *wrap(f"Verdict: {sheet.verdict}. {sentence(sheet.says)}.", width)]
     return "\n".join(lines) + "\n"
 

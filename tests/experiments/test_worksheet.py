@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,28 @@ def test_of_a_capture(tmp_path: Path) -> None:
     done = command("worksheet", "--from", example, "--prompt-tokens", 11910, "--retention-interval", 1600)
     assert "9,600, 9,600, 9,600" in done.stdout
     assert "Verdict: hits" in done.stdout
+
+
+def test_a_version_that_is_not_known() -> None:
+    """The rules of the newest are taken, and a note says so; a sub-version of a known one needs none."""
+    flags = ["worksheet", "--prompt-tokens", 11910, "--block-size", 1600, "--speculative", "--format", "json"]
+    newest, *others = (command(*flags, "--vllm-version", version) for version in ("0.33", "0.99", "1.0.1", "0.33.7"))
+    assert newest.stderr == ""
+    assert [done.stderr for done in others] == [
+        f"note: the rules of vLLM {version} are not known; those of 0.33, the newest that is, are taken\n" * noted
+        for version, noted in (("0.99", 1), ("1.0.1", 1), ("0.33.7", 0))
+    ]
+    hits = {json.dumps(json.loads(done.stdout)["repeat_hits"]) for done in (newest, *others)}
+    assert len(hits) == 1
+    assert command(*flags, "--vllm-version", "0.99", "--quiet").stderr == ""
+
+
+def test_a_column_for_each_boundary() -> None:
+    """Where a resend and a longer prompt have the same boundary there is one; else each has its own."""
+    flags = ["worksheet", "--block-size", 1600, "--group", "mamba", "--group", "full_attention", "--prompt-tokens"]
+    for tokens, columns in ((11910, ["at 11,200"]), (11200, ["at 9,600", "at 11,200"]), (1600, ["at 0", "at 1,600"])):
+        header = next(line for line in command(*flags, tokens).stdout.splitlines() if "after the first" in line)
+        assert re.findall(r"at [\d,]+", header) == columns
 
 
 @pytest.mark.parametrize(
