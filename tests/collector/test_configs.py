@@ -25,7 +25,7 @@ def read(name: str) -> dict[str, Any]:
     return dict(yaml.safe_load((FOLDER / f"{name}.yaml").read_text()))
 
 
-def used(name: str) -> dict[str, str | None]:
+def used(name: str) -> dict[str, str]:
     """Return the variables of a configuration with their defaults."""
     return dict(VARIABLE.findall((FOLDER / f"{name}.yaml").read_text()))
 
@@ -74,7 +74,6 @@ def test_every_variable_has_a_default_and_is_documented(name: str) -> None:
         assert variable in rows, f"{variable} is not documented"
         says, of = rows[variable]
         assert of == "all" or name in of.split(", "), f"{variable} is read by {name}.yaml too"
-        assert default is not None
         own = [part for part in says.split(", ") if part.startswith(f"{name} `")]
         shown = own or [says.split(", ")[0]]
         assert f"`{default}`" in shown[0] or (not default and "`" not in shown[0]), f"{variable} of {name}: {says}"
@@ -93,6 +92,23 @@ def test_each_configuration_has_its_row() -> None:
     files = {path.stem for path in FOLDER.glob("*.yaml")} - {"builder", "metrics", "kustomization"}
     assert files == set(CONFIGS)
     assert all(f"| `{name}.yaml` |" in page for name in CONFIGS)
+
+
+def test_jaeger_listens_where_dev_sends() -> None:
+    """The command that starts Jaeger publishes its OTLP port where `dev.yaml` looks for it, in Compose's version."""
+    (jaeger,) = re.findall(r"^docker run .+$", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    port = used("dev")["OTEL_CACHE_COLLECTOR_BACKEND"].rpartition(":")[2]
+    assert f":{port}:4317 " in jaeger
+    compose = (FOLDER.parent / "deploy" / "compose" / "compose.yaml").read_text()
+    assert f"image: {jaeger.split()[-1]}\n" in compose
+
+
+def test_the_page_names_what_the_builder_makes() -> None:
+    """Where `builder.yaml` puts its program, and of which release it is."""
+    dist = yaml.safe_load((FOLDER / "builder.yaml").read_text())["dist"]
+    page = (FOLDER / "README.md").read_text()
+    assert f"`{dist['output_path']}/{dist['name']}`" in page
+    assert f"builder@v{dist['version']} " in page
 
 
 def test_metrics_are_those_of_the_registry() -> None:

@@ -10,7 +10,7 @@ from sidecar.collectors import Collector as Sink
 
 from .gateways import TOKEN, certify
 from .load import report
-from .programs import HOST, Programs, fetch, free_port, sample_values, wait_until
+from .programs import HOST, Collector, Programs, fetch, free_port, sample_values, wait_until
 
 EXAMPLE = Path(str(files("analyzers") / "examples" / "model_case.jsonl"))
 DATA = json.loads(EXAMPLE.read_text())
@@ -19,7 +19,8 @@ for resource in DATA["resourceSpans"]:
     resource["resource"]["attributes"].append({"key": "deployment.environment.name", "value": {"stringValue": "test"}})
 LINE = json.dumps(DATA)
 SPANS = [span for group in DATA["resourceSpans"] for scope in group["scopeSpans"] for span in scope["spans"]]
-EVIDENCE = {"vllm.kv_cache.lookup", "vllm.kv_cache.store", "vllm.kv_cache.evict"}
+EVIDENCE = sum(span["name"] in ("vllm.kv_cache.lookup", "vllm.kv_cache.store", "vllm.kv_cache.evict") for span in SPANS)
+"""How many spans of the example the metric `otel_cache.evidence_spans` counts."""
 TIMES = 60
 """As often the example is sent: its bytes are then several times what the queue below holds."""
 LITTLE = "600000"
@@ -33,6 +34,12 @@ def send(http: str, times: int = 1) -> None:
         )
         with urllib.request.urlopen(request, timeout=30) as answer:
             assert answer.status == 200
+
+
+def counted(collector: Collector) -> float:
+    """Return how many spans of the evidence its metrics say that it has seen."""
+    text = fetch(f"http://{collector.spanmetrics}/metrics")
+    return sum(sample_values(text, "otel_cache_evidence_spans_total"))
 
 
 def test_without_jaeger_file_and_metrics_have_everything_once(programs: Programs, tmp_path: Path) -> None:
@@ -55,13 +62,34 @@ def test_without_jaeger_file_and_metrics_have_everything_once(programs: Programs
         for span in scope["spans"]
     ]
     assert len(spans) == TIMES * len(SPANS)
-    evidence = TIMES * sum(span["name"] in EVIDENCE for span in SPANS)
-    metric = "otel_cache_evidence_spans_total"
-    wait_until(
-        lambda: sum(sample_values(fetch(f"http://{collector.spanmetrics}/metrics"), metric)) >= evidence, "all counted"
-    )
-    assert sum(sample_values(fetch(f"http://{collector.spanmetrics}/metrics"), metric)) == evidence
+    wait_until(lambda: counted(collector) >= TIMES * EVIDENCE, "all counted")
+    assert counted(collector) == TIMES * EVIDENCE
     assert collector.internal("otelcol_receiver_refused_spans") == 0
+
+
+def test_without_a_back_end_a_gateway_counts_everything_once(programs: Programs, tmp_path: Path) -> None:
+    """The queue for it is full: what was decided about does not go back to the agents."""
+    certificate, secrets = certify(tmp_path)
+    gateway = programs.collector(
+        "gateway.yaml",
+        **secrets,
+        OTEL_CACHE_COLLECTOR_BACKEND=f"{HOST}:{free_port()}",
+        OTEL_CACHE_COLLECTOR_SHARE="100",
+        OTEL_CACHE_COLLECTOR_DECISION_WAIT="1s",
+        OTEL_CACHE_COLLECTOR_QUEUE_BYTES=LITTLE,
+    )
+    agent = programs.collector(
+        "agent.yaml",
+        OTEL_CACHE_COLLECTOR_GATEWAY_HOST=HOST,
+        OTEL_CACHE_COLLECTOR_GATEWAY_PORT=gateway.grpc.rpartition(":")[2],
+        OTEL_CACHE_COLLECTOR_GATEWAY_CA=str(certificate),
+        OTEL_CACHE_COLLECTOR_TOKEN=TOKEN,
+    )
+    send(agent.http, TIMES)
+    wait_until(lambda: gateway.internal("otelcol_exporter_enqueue_failed_spans") > 0, "the back end's queue is full")
+    wait_until(lambda: counted(gateway) >= TIMES * EVIDENCE, "all counted")
+    assert counted(gateway) == TIMES * EVIDENCE
+    assert gateway.internal("otelcol_receiver_refused_spans") == 0
 
 
 def test_the_agents_feed_recorder_and_gateways(programs: Programs, tmp_path: Path) -> None:

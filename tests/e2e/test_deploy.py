@@ -13,6 +13,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 from deploy.manifests import COMPOSE, CONFIGS, DEPLOY, KUBERNETES, ROOT, documents, load
+from docs.examples import lines
+from docs.markdown import blocks
 
 PROMETHEUS = DEPLOY / "prometheus"
 RULES = "otel-cache.rules.yaml"
@@ -203,6 +205,19 @@ def test_the_collector_takes_both_files(backends: Mapping[str, Path]) -> None:
     done = run(
         backends["collector"], "validate", "--config", CONFIGS / "dev.yaml", "--config", COMPOSE / "collector.yaml"
     )
+    assert done.returncode == 0, done.stderr
+
+
+def collector_commands() -> list[tuple[str, ...]]:
+    """Return the arguments of each collector that a page starts."""
+    shell = "".join(blocks((CONFIGS / "README.md").read_text(), "sh"))
+    return [line.words[1:] for line in lines(shell) if line.words[0] == "otelcol"]
+
+
+@pytest.mark.parametrize("words", collector_commands(), ids=" ".join)
+def test_the_collector_takes_what_its_page_says(backends: Mapping[str, Path], words: tuple[str, ...]) -> None:
+    """Each command is one that it starts with."""
+    done = run(backends["collector"], "validate", *words, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
