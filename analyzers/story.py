@@ -1,7 +1,7 @@
 """One request's story: what happened before it, to it and because of it, in time."""
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,8 +9,10 @@ import polars as pl
 
 from analyzers.analysis import analyze
 from analyzers.evictions import takers_of
+from analyzers.hit_sources import HitSource, hit_sources
 from analyzers.model import Analysis, Capture, LookupResult
 from analyzers.same_ids import named_apart, original
+from analyzers.settings import read_settings
 from analyzers.wording import counted, milliseconds, number
 from otel_cache.errors import UsageError
 from otel_cache.records import FINGERPRINT_BYTES
@@ -29,10 +31,11 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Story:
-    """A request on one life of a replica: its result, and its time line."""
+    """A request on one life of a replica: its result, its time line, and who left the state that it hit."""
 
     result: LookupResult
     moments: list[Moment]
+    sources: Sequence[HitSource] = ()
 
 
 def stories(capture: Capture, request: str) -> list[Story]:
@@ -57,21 +60,28 @@ def stories(capture: Capture, request: str) -> list[Story]:
         near = [name for name in names if name.startswith(request)][:3] or difflib.get_close_matches(request, names, 3)
         hint = f"; there are {', '.join(near)}" if near else ""
         raise UsageError(f"{request}: the capture has no lookup of a request with this id{hint}")
-    return [Story(result, sorted(_moments(capture, analysis, result))) for result in found]
+    return [_story(capture, analysis, result) for result in found]
+
+
+def _story(capture: Capture, analysis: Analysis, result: LookupResult) -> Story:
+    unit = read_settings(capture.lives[result.life].attributes, f"replica {result.replica}").hash_block
+    looked = _where(capture.lookups, life=result.life, request_id=result.request_id, start=result.time)
+    sources = [source for row in looked for source in hit_sources(capture, row, unit)]
+    return Story(result, sorted(_moments(capture, analysis, result, sources)), sources)
 
 
 def _where(frame: pl.DataFrame, **equal: Any) -> Iterator[dict[str, Any]]:
     return frame.filter(*(pl.col(name) == value for name, value in equal.items())).iter_rows(named=True)
 
 
-def _moments(capture: Capture, analysis: Analysis, result: LookupResult) -> Iterator[Moment]:
+def _moments(
+    capture: Capture, analysis: Analysis, result: LookupResult, sources: Sequence[HitSource]
+) -> Iterator[Moment]:
     name = result.request_id
     yield from _before(analysis, result)
-    for producer in {result.producer, *_producers(result)} - {None}:
+    for producer in {result.producer, *_producers(result), *(source.request for source in sources)} - {None, name}:
         yield from _stores(capture.stores, result.life, str(producer), until=result.time)
-    for fact in result.facts:
-        if "before_ms" in fact.data:
-            yield Moment(result.time - round(fact.data["before_ms"] * 1e6), fact.data.get("evictor") or "-", fact.says)
+    yield from departed(result)
     for row in _where(capture.requests, life=result.life, request_id=name):
         yield from _life(row, name)
         if says := _routed(result):
@@ -84,6 +94,33 @@ def _moments(capture: Capture, analysis: Analysis, result: LookupResult) -> Iter
         takers = sorted({taker for taker in takers_of(row["evictor_groups"], 1) if taker is not None})
         given = f" for group{'s' if len(takers) > 1 else ''} {', '.join(map(str, takers))}" if takers else ""
         yield Moment(row["start"], name, f"pushed out {gone} of group {row['group']}{given}")
+
+
+def departed(result: LookupResult) -> Iterator[Moment]:
+    """Yield what the lookup missed because it had gone, at the time it went; rows that one cause would repeat are one.
+
+    Who was given the blocks and how long before the lookup stand in the row's other columns.
+    """
+    told: dict[tuple[str, str, int | None], list[Mapping[str, Any]]] = {}
+    for fact in result.facts:
+        if "before_ms" in fact.data:
+            cause = (fact.data["replica"], fact.data.get("evictor") or "-", fact.data.get("evictor_group"))
+            told.setdefault(cause, []).append(fact.data)
+    for (replica, evictor, taker), rows in told.items():
+        groups = ", ".join(map(str, sorted({group for row in rows for group in row["groups"]})))
+        first, last = (pick(row["before_ms"] for row in rows) for pick in (max, min))
+        if "evictor" in rows[0]:
+            says = f"{replica} gave blocks of group{'s' if ', ' in groups else ''} {groups} away" + (
+                "" if taker is None else f" to group {taker}"
+            )
+            idle = sorted(row["idle_ms"] for row in rows if "idle_ms" in row)
+            if idle:
+                says += f", unused for {' to '.join(dict.fromkeys(f'{each:,}' for each in (idle[0], idle[-1])))} ms"
+        else:
+            says = f"{replica} lost its cache"
+        if first != last:
+            says += f"; the last of them {round(first - last, 3):,} ms later"
+        yield Moment(result.time - round(first * 1e6), evictor, says)
 
 
 def _routed(result: LookupResult) -> str:

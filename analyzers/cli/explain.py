@@ -9,10 +9,11 @@ from analyzers.cli.says import quiet_option, say_notes
 
 @click.command("explain")
 @click.argument("request")
-@click.argument("paths", metavar="CAPTURE...", nargs=-1, required=True, type=FILE)
+@click.argument("paths", metavar="CAPTURE...", nargs=-1, type=FILE)
 @cache_option
+@click.option("--example", is_flag=True, help="Read the capture that comes with otel-cache.")
 @quiet_option
-def command(request: str, paths: tuple[str, ...], cache: bool) -> None:
+def command(request: str, paths: tuple[str, ...], cache: bool, example: bool) -> None:
     """Tell one request's whole story on a time line: who computed its prefix, what became of it, what it hit and lost.
 
     REQUEST is vLLM's id of a request, or the one that its API gave. CAPTURE is what `otel-cache analyze` reads; it is
@@ -21,11 +22,14 @@ def command(request: str, paths: tuple[str, ...], cache: bool) -> None:
     \b
     Example:
       otel-cache explain repeat-0 spans.jsonl
+      otel-cache explain repeat-0 --example
     """
     from analyzers.cli.analyze import read_capture
     from analyzers.reporters import story as report
     from analyzers.story import stories
 
+    if bool(paths) == example:
+        raise click.UsageError("give a CAPTURE, or --example (one of them)")
     capture = read_capture(paths, cache=cache)
     told = stories(capture, request)
     say_notes(capture.notes)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from analyzers.hit_sources import HitSource
+from analyzers.model import LookupResult
 from analyzers.reporters.boundaries import boundary_table
 from analyzers.reporters.layout import INDENT, printable, sentence, shorten, table, wrap
 from analyzers.story import Story
@@ -22,6 +24,10 @@ def _story(story: Story, width: int) -> list[str]:
     )
     if result.cause:
         lines += wrap(sentence(result.cause), width, INDENT)
+    for source in story.sources:
+        lines += wrap(_left(source, result), width, INDENT)
+    if result.hit_tokens and not story.sources:
+        lines += wrap("The capture does not tell who left the state that it hit", width, INDENT)
     lines += ["", "The ladder"]
     rows = [(f"{upper:,}", f"{lower:,}", f"{upper - lower:,}", cls) for cls, upper, lower in result.ladder]
     rows.append(("", f"{result.predicted_hit_tokens:,}", "", "predicted hit"))
@@ -47,3 +53,11 @@ def _story(story: Story, width: int) -> list[str]:
         for moment in story.moments
     ]
     return lines + table(("ms", "request", "what"), moments, (">", "<", "<"), width, INDENT)
+
+
+def _left(source: HitSource, result: LookupResult) -> str:
+    """Say who left the state that the lookup hit."""
+    chunk = "" if source.chunk is None else f" in its chunk {source.chunk[0]:,} to {source.chunk[1]:,}"
+    groups = f"group{'' if len(source.groups) == 1 else 's'} {', '.join(map(str, source.groups))}"
+    ago = (result.time - source.time) / 1e6
+    return f"The state that it hit in {groups} was left by {printable(source.request)}{chunk}, {ago:,.3f} ms earlier"

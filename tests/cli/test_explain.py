@@ -31,6 +31,23 @@ def test_a_story_has_the_ladder_the_groups_and_a_time_line() -> None:
     assert times[0] < 0 < times[-1]
 
 
+def test_the_story_of_a_hit_says_who_left_what_it_hit() -> None:
+    """`repeat-0` computed 9,600 a second time, and then all groups kept it."""
+    said = " ".join(run("explain", "repeat-1", EXAMPLE).stdout.split())
+    assert "The state that it hit in groups 0, 1, 2, 3 was left by repeat-0 in its chunk 8,000 to 9,600, " in said
+    assert "repeat-0 groups 0, 1, 2, 3 of the chunk 8,000 to 9,600: stored 9600" in said
+    assert "The state that it hit" not in run("explain", "repeat-0", EXAMPLE).stdout
+
+
+def test_the_example_needs_no_capture() -> None:
+    done = run("explain", "repeat-0", "--example")
+    assert (done.returncode, done.stdout) == (0, run("explain", "repeat-0", EXAMPLE).stdout)
+    for words in (["repeat-0"], ["repeat-0", str(EXAMPLE), "--example"]):
+        done = run("explain", *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "give a CAPTURE, or --example" in done.stderr
+
+
 def test_a_request_that_is_not_there() -> None:
     done = run("explain", "repeat-9", EXAMPLE)
     assert (done.returncode, done.stdout) == (2, "")

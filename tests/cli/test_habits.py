@@ -109,6 +109,7 @@ def test_completion() -> None:
     assert completed("lab", "s") == ["plain,sweep"]
     assert completed("analyze", "--for") == ["plain,--format"]
     assert completed("analyze", "--format", "h") == ["plain,html"]
+    assert completed("explain", "r", "--ex") == ["plain,--example"]
     assert completed("analyze", "--fail-on", "shift") == ["plain,shifted-boundary"]
     assert completed("analyze", "--fail-on", "evicted,sampl") == ["plain,evicted,sampled"]
     for words in (["analyze", "cap"], ["explain", "r", "cap"], ["convert", "x", "--output", "cap"], ["diff", "cap"]):
