@@ -21,8 +21,9 @@ def command(vllm: Path | None, form: str) -> None:
     """Say whether vLLM would be traced here, and whether its traces arrive.
 
     Run it as vLLM is run: in the same Python, with the same environment variables. It imports vLLM in a process of
-    its own, asks a running sidecar, and sends an empty request to the collector. One line per check: ok, warning or
-    problem, and what to do. Exit code 1 where there is a problem.
+    its own, asks a running sidecar, and sends an empty request to the collector: the one that the environment names,
+    or that the running sidecar exports to. Where neither does, it is a warning that none answers at OTLP's default
+    endpoint. One line per check: ok, warning or problem, and what to do. Exit code 1 where there is a problem.
 
     \b
     Example:

@@ -73,16 +73,25 @@ def check_file(environ: Mapping[str, str]) -> Iterator[Check]:
 
 
 def check_collector(environ: Mapping[str, str], status: Status | None) -> Check:
-    """Send the collector that the environment names an empty request, as the sidecar would send spans."""
-    from otel_cache.sidecar.exporters import Outcome, make_exporter, wants_export
+    """Send the collector an empty request, as the sidecar would send spans.
 
-    if not wants_export(None, read_config(environ).out):
+    That is the one that the environment names, else the one that the running sidecar exports to, else OTLP's default:
+    that nothing listens there is no more than a warning, since nobody said that something does.
+    """
+    from otel_cache.sidecar.exporters import ENDPOINT, TRACES_ENDPOINT, Outcome, make_exporter, wants_export
+
+    named = any(os.environ.get(name) for name in (TRACES_ENDPOINT, ENDPOINT))
+    if status is not None and not status.endpoint and not named:
+        into = f" but written to {status.file}" if status.file else ""
+        return ok("collector", f"nothing is exported{into}: the running sidecar has no endpoint")
+    running = status.endpoint if status is not None and not named else None
+    if running is None and not wants_export(None, read_config(environ).out):
         return ok("collector", "nothing is exported: a file is named and no endpoint, or export is turned off")
     os.environ.setdefault(TIMEOUT, str(COLLECTOR_SECONDS))
     # What the exporter says of each try is in its answer.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     try:
-        exporter, endpoint = make_exporter(None)
+        exporter, endpoint = make_exporter(running)
     except UsageError as error:
         return problem("collector", str(error), "correct the OTEL_EXPORTER_OTLP_ variables")
     try:
@@ -90,6 +99,9 @@ def check_collector(environ: Mapping[str, str], status: Status | None) -> Check:
     finally:
         exporter.shutdown()
     todo = "start a collector there, or name yours in OTEL_EXPORTER_OTLP_ENDPOINT"
+    if answer.outcome is Outcome.AWAY and not named and running is None:
+        says = f"no endpoint is named, and at the default, {endpoint}, none answers: {answer.error}"
+        return warning("collector", says, f"{todo}, or a file in {OUT}")
     if answer.outcome is Outcome.AWAY:
         return problem("collector", f"{endpoint} does not answer: {answer.error}", todo)
     if answer.outcome is Outcome.REFUSED:

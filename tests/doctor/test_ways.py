@@ -122,6 +122,46 @@ def test_a_collector_that_is_not_there(collector: Any, monkeypatch: pytest.Monke
     assert "only grpc and http/protobuf" in check_collector({}, None).says
 
 
+def free_port() -> int:
+    """Return a port of the loopback that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_the_running_sidecar_says_where_spans_go(
+    start: Any, socket_path: str, tmp_path: Any, collector: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the environment names no endpoint: to a file alone, or to its own collector, which has to answer."""
+    out = tmp_path / "spans.jsonl"
+    first = start(out)
+    check = check_collector({SOCKET: socket_path}, query_status(socket_path))
+    assert (check.level, check.says.partition(":")[0]) == (OK, f"nothing is exported but written to {out}")
+    first.stop()
+    start(out, collector.endpoint)
+    status = query_status(socket_path)
+    check = check_collector({SOCKET: socket_path}, status)
+    assert (check.level, check.says) == (OK, f"{collector.endpoint} answers")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    collector.stop()
+    assert check_collector({SOCKET: socket_path}, status).level == PROBLEM
+
+
+def test_the_default_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody named one and none answers: a warning; one that was named and is away is a problem."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    named = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", named)
+    assert check_collector({}, None).level == PROBLEM
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    check = check_collector({}, None)
+    # On a machine with a collector of its own there is nothing to warn of.
+    with socket.socket() as probe:
+        there = probe.connect_ex(("localhost", 4317)) == 0
+    assert check.level == (OK if there else WARNING)
+    assert there or ("no endpoint is named" in check.says and "OTEL_PYTHON_VLLM_CACHE_OUT" in check.todo)
+
+
 def test_nothing_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file alone: no collector is asked."""
     check = check_collector({"OTEL_PYTHON_VLLM_CACHE_OUT": "spans.jsonl"}, None)
