@@ -9,12 +9,11 @@ FILE = click.Path()
 
 def rules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return lists of rules, separated by commas, that `incomplete` may become: its last name is completed."""
-    from analyzers import findings, observations
+    from analyzers.rules import RULES
 
     *before, last = incomplete.split(",")
-    known = (*findings.RULES, *observations.RULES)
     return [
         CompletionItem(",".join([*before, rule]))
-        for rule in known
+        for rule in RULES
         if rule.startswith(last.strip()) and rule not in before
     ]

@@ -114,12 +114,11 @@ def load_policy(path: Path) -> Policy:
 
 
 def _check_rules(policy: Policy, path: Path) -> None:
-    from analyzers import findings, observations
+    from analyzers.rules import RULES, no_rule
 
-    known = (*findings.RULES, *observations.RULES)
     for rule in policy.findings.none_of if policy.findings else ():
-        if rule not in known:
-            raise UsageError(f"{path}: findings.none_of: no rule {rule!r}; there are {', '.join(known)}")
+        if rule not in RULES:
+            raise UsageError(f"{path}: findings.none_of: {no_rule(rule)}")
     for name in policy.settings or ():
         _check_name(name, f"{path}: settings")
     for name in policy.recorded if isinstance(policy.recorded, tuple) else ():

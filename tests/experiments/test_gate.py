@@ -162,6 +162,7 @@ def test_forms(tmp_path: Path) -> None:
         ("occupancy: {at_most: 2}\n", "occupancy.at_most"),
         ("occupancy: {}\n", "occupancy.at_most: missing"),
         ("findings: {none_of: [nothing]}\n", "findings.none_of: no rule 'nothing'"),
+        ("findings: {none_of: [shifted_boundary]}\n", "Did you mean 'shifted-boundary'?"),
         ("outputs_equal: null\n", "no rule is on"),
         ("first_repeat: [\n", "not YAML"),
     ],
