@@ -69,7 +69,14 @@ class _Verbs(SuggestingGroup):
             formatter.write_dl(list(VERBS.items()))
 
 
-@click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+def _one_spelling(token: str) -> str:
+    """Let `--out` and `--output` be one option, whichever of them a command has."""
+    return "output" if token == "out" else token
+
+
+@click.command(
+    cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _one_spelling}
+)
 @click.version_option(VERSION, prog_name="otel-cache")
 @quiet_option
 def commands() -> None:

@@ -30,6 +30,13 @@ def every() -> Iterator[tuple[str, click.Command]]:
 
 
 EVERY = dict(every())
+SPELLINGS = ("--out", "--output")
+
+
+def _written_by(command: click.Command) -> list[str]:
+    return [option for each in command.params for option in each.opts if option in SPELLINGS]
+
+
 SPEAKING = set(EVERY) - {"lab", "run", "sidecar", "doctor"}
 """Commands with notes or progress on stderr. A group has nothing to say; `run` and `sidecar` say errors only; what
 `doctor` says is its result."""
@@ -192,3 +199,25 @@ def test_ctrl_c_ends_the_lab_without_half_a_file(tmp_path: Path) -> None:
         assert process.wait(60) == 130
     assert [path.name for path in tmp_path.iterdir()] == ["spans.jsonl"]
     assert output.read_text() == "before"
+
+
+@pytest.mark.parametrize("name", [name for name, each in EVERY.items() if _written_by(each)])
+def test_both_spellings_of_the_output(name: str) -> None:
+    """A command that writes a file takes its name by either option, and none has both."""
+    (option,) = _written_by(EVERY[name])
+    root = click.Context(commands, **commands.context_settings)
+    for spelling in SPELLINGS:
+        parser = EVERY[name].make_parser(click.Context(EVERY[name], parent=root))
+        assert parser.parse_args([spelling, "there"])[0][option.removeprefix("--")] == "there"
+
+
+def test_the_other_spelling_writes(tmp_path: Path) -> None:
+    """From end to end; and what `run` is given behind `--` is its command's."""
+    spans = tmp_path / "spans.jsonl"
+    spans.write_bytes(CAPTURE)
+    assert otel_cache("analyze", spans, "--out", tmp_path / "report.txt").returncode == 0
+    assert (tmp_path / "report.txt").read_text() == otel_cache("analyze", spans).stdout
+    run_it = [*COMMAND, "run", "--output", tmp_path / "run.jsonl", "--", "echo", "--out", "x"]
+    done = subprocess.run(run_it, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "--out x\n")
+    assert (tmp_path / "run.jsonl").exists()
