@@ -5,9 +5,7 @@ from analyzers.reporters import words
 from analyzers.reporters.boundaries import HEADER, state_rows
 from analyzers.reporters.layout import count, duration, figures, percent, sentence
 from analyzers.reporters.markdown import escape, markdown_table
-from analyzers.reporters.selection import Lookups, heaps, ordered, select_lookups
-
-MAX_ROWS = 50
+from analyzers.reporters.selection import Lookups, heaps, ordered, select_lookups, select_sequences, worst
 
 
 def render(analysis: Analysis, lookups: Lookups = "losing", top: int = 3) -> str:
@@ -70,6 +68,7 @@ def _finding(number: int, finding: Finding, analysis: Analysis) -> str:
         lines.append(f"- seen at: {escape(where)}")
     if finding.cause:
         lines.append(f"- cause: {escape(finding.cause)}")
+    lines += [f"- also: {escape(said)}" for said in words.also(finding)]
     if lookup is None and finding.evidence:
         lines.append(f"- evidence: {escape(figures(finding.evidence))}")
     lines.append(f"- fix: {escape(finding.fix)}")
@@ -82,8 +81,8 @@ def _finding(number: int, finding: Finding, analysis: Analysis) -> str:
 
 
 def _sequences(analysis: Analysis) -> list[str]:
-    named = [each for each in analysis.sequences if each.pattern][:MAX_ROWS]
-    if not named:
+    shown = select_sequences(analysis)
+    if not shown:
         return []
     rows = (
         (
@@ -94,16 +93,19 @@ def _sequences(analysis: Analysis) -> list[str]:
             words.where(each),
             sentence(each.cause),
         )
-        for each in named
+        for each in shown
     )
     header = ("pattern", "shape", "requests", "hits", "where", "cause")
-    return ["## Sequences", markdown_table(header, rows, "<<<<<<")]
+    hidden = len(analysis.sequences) - len(shown)
+    parts = [f"## Sequences ({len(analysis.sequences):,})", markdown_table(header, rows, "<<<<<<")]
+    return parts + ([f"{hidden:,} more; JSON has them all."] if hidden else [])
 
 
 def _lookups(analysis: Analysis, lookups: Lookups) -> list[str]:
     chosen = select_lookups(analysis, lookups)
     if not chosen:
         return []
+    shown = worst(chosen)
     rows = (
         (
             each.request_id,
@@ -113,10 +115,10 @@ def _lookups(analysis: Analysis, lookups: Lookups) -> list[str]:
             f"{each.predicted_hit_tokens:,}",
             ", ".join(f"{cls} {tokens:,}" for cls, tokens in ordered(each.lost)),
         )
-        for each in chosen[:MAX_ROWS]
+        for each in shown
     )
     header = ("request", "replica", "prompt", "hit", "predicted", "lost")
     parts = [f"## Lookups ({lookups})", markdown_table(header, rows, "<<>>><")]
-    if len(chosen) > MAX_ROWS:
-        parts.append(f"{len(chosen) - MAX_ROWS:,} more; JSON and Parquet have them all.")
+    if len(chosen) > len(shown):
+        parts.append(f"{len(chosen) - len(shown):,} that lost less; JSON and Parquet have them all.")
     return parts

@@ -1,12 +1,16 @@
-"""Which lookups a report shows, and the three heaps that a prompt's tokens fall into."""
+"""Which lookups and sequences a report shows, and the three heaps that a prompt's tokens fall into."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from analyzers.model import BY_DESIGN, CLASSES, SERVED, UNEXPLAINED, UNKNOWN, Analysis, LookupResult
+from analyzers.model import BY_DESIGN, CLASSES, SERVED, UNEXPLAINED, UNKNOWN, Analysis, LookupResult, Sequence_
 
 Lookups = Literal["all", "losing", "none"]
 
+MAX_ROWS = 50
+"""Rows of a list that is shown without having been asked for in full."""
+MAX_PLAIN = 5
+"""Sequences that are shown though nothing avoidable was lost in them."""
 UNCERTAIN = frozenset({UNKNOWN, UNEXPLAINED})
 """Classes that say nothing about the cache, only about the evidence: neither by design nor avoidable."""
 
@@ -18,6 +22,23 @@ def select_lookups(analysis: Analysis, lookups: Lookups) -> Sequence[LookupResul
     if lookups == "all":
         return analysis.lookups
     return [lookup for lookup in analysis.lookups if any(avoidable(lookup.lost).values()) or doubtful(lookup)]
+
+
+def select_sequences(analysis: Analysis) -> list[Sequence_]:
+    """Return the sequences with something to say, then a few of the others; both in time."""
+    telling = [sequence for sequence in analysis.sequences if sequence.cause][:MAX_ROWS]
+    return telling + [sequence for sequence in analysis.sequences if not sequence.cause][:MAX_PLAIN]
+
+
+def worst(lookups: Sequence[LookupResult], most: int = MAX_ROWS) -> list[LookupResult]:
+    """Return the lookups that lost most, at most so many, in their own order."""
+
+    def lost(index: int) -> int:
+        counted = {**avoidable(lookups[index].lost), **uncertain(lookups[index].lost)}
+        return sum(map(abs, counted.values()))
+
+    ranked = sorted(range(len(lookups)), key=lambda index: (-lost(index), index))[:most]
+    return [lookups[index] for index in sorted(ranked)]
 
 
 def brought(lost: Mapping[str, int]) -> dict[str, int]:

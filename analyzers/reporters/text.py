@@ -1,7 +1,5 @@
 """The analysis as text for a terminal or a ticket: one line of coverage, the heaps, the findings, then details."""
 
-from collections.abc import Sequence
-
 from analyzers.model import Analysis, Coverage, Finding, LookupResult
 from analyzers.reporters import words
 from analyzers.reporters.boundaries import boundary_table
@@ -27,13 +25,11 @@ from analyzers.reporters.selection import (
     by_design,
     ordered,
     select_lookups,
+    select_sequences,
     uncertain,
+    worst,
 )
 
-MAX_PLAIN = 5
-"""Sequences that are shown though nothing avoidable was lost in them."""
-MAX_ROWS = 50
-"""Rows of a list that is shown without having been asked for in full."""
 TOP = 3
 
 
@@ -156,7 +152,7 @@ def _finding(number: int, finding: Finding, analysis: Analysis, width: int, pain
         lines += _field("Seen at", _where(lookup), width)
         if finding.cause:
             lines += _field("Cause", finding.cause, width)
-        for fact in _also(finding):
+        for fact in words.also(finding):
             lines += _field("Also", fact, width)
         if lookup.needed_boundary and finding.tokens_lost:
             lines += boundary_table(lookup, width, INDENT * 2)
@@ -173,11 +169,6 @@ def _finding(number: int, finding: Finding, analysis: Analysis, width: int, pain
         more = f" and {len(finding.replicas) - 6:,} more" if len(finding.replicas) > 6 else ""
         lines += wrap(f"Replicas {', '.join(names)}{more}", width, INDENT, INDENT + " " * 9)
     return lines
-
-
-def _also(finding: Finding) -> Sequence[str]:
-    said = finding.evidence.get("also", ())
-    return [str(each) for each in said] if isinstance(said, list | tuple) else []
 
 
 def _where(lookup: LookupResult) -> str:
@@ -198,10 +189,7 @@ def _field(name: str, said: str, width: int) -> list[str]:
 def _sequences(analysis: Analysis, width: int, paint: Paint) -> list[str]:
     if not analysis.sequences:
         return []
-    # In time, but those with something to say first; of the others a few.
-    telling = [sequence for sequence in analysis.sequences if sequence.cause][:MAX_ROWS]
-    plain = [sequence for sequence in analysis.sequences if not sequence.cause]
-    shown = telling + plain[:MAX_PLAIN]
+    shown = select_sequences(analysis)
     lines = [paint(BOLD, f"Sequences ({len(analysis.sequences):,})")]
     for sequence in shown:
         named = ", ".join(shorten(request, 24) for request in words.elided(sequence.requests))
@@ -217,7 +205,7 @@ def _lookups(analysis: Analysis, lookups: Lookups, width: int, paint: Paint) -> 
     chosen = select_lookups(analysis, lookups)
     if not chosen:
         return []
-    shown = chosen if lookups == "all" else _worst(chosen, MAX_ROWS)
+    shown = chosen if lookups == "all" else worst(chosen)
     title = "Lookups" if lookups == "all" else "Lookups that lost more than is by design"
     header = ("request", "replica", "prompt", "hit", "predicted", "lost")
     rows = [
@@ -234,17 +222,6 @@ def _lookups(analysis: Analysis, lookups: Lookups, width: int, paint: Paint) -> 
     lines = [paint(BOLD, line) for line in wrap(f"{title} ({len(chosen):,})", width)]
     lines += table(header, rows, ("<", "<", ">", ">", ">", "<"), width, INDENT)
     return lines + _more(len(chosen) - len(shown), "the worst are shown; --lookups all lists every lookup", width)
-
-
-def _worst(lookups: Sequence[LookupResult], most: int) -> list[LookupResult]:
-    """Return the lookups that lost most, at most so many, in their own order."""
-
-    def lost(index: int) -> int:
-        counted = {**avoidable(lookups[index].lost), **uncertain(lookups[index].lost)}
-        return sum(map(abs, counted.values()))
-
-    worst = sorted(range(len(lookups)), key=lambda index: (-lost(index), index))[:most]
-    return [lookups[index] for index in sorted(worst)]
 
 
 def _more(hidden: int, where: str, width: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from analyzers.model import Analysis, Sequence_
+from analyzers.model import Analysis, Finding, Sequence_
 from analyzers.reporters.layout import duration
 from otel_cache.semconv import names
 
@@ -41,6 +41,12 @@ def prefill(analysis: Analysis) -> list[str]:
 
 def _of_lab(analysis: Analysis) -> bool:
     return any(settings.get(names.MODEL) == LAB_MODEL for settings in analysis.replicas.values())
+
+
+def also(finding: Finding) -> list[str]:
+    """Return the other causes that would explain the loss, a sentence each."""
+    said = finding.evidence.get("also", ())
+    return [str(each) for each in said] if isinstance(said, list | tuple) else []
 
 
 def elided(each: Sequence[str]) -> list[str]:

@@ -1,14 +1,16 @@
 """The Markdown report: whatever a capture says is text in it, and a table stays a table."""
 
 import re
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzers.model import Analysis
+from analyzers.reporters import text as text_report
 from analyzers.reporters.markdown import escape, markdown_table
 from analyzers.reporters.markdown_report import render
-from tests.reporters.example import ANALYSIS, EMPTY, analyses
+from tests.reporters.example import ANALYSIS, COLD, EMPTY, REPEAT, analyses
 
 
 def columns(line: str) -> int:
@@ -49,3 +51,21 @@ def test_the_model_case() -> None:
     assert "| repeat-0 | r0 | 11,910 | 0 | 0 | tail 710, speculative\\_drop 1,600, shifted\\_boundary 9,600 |" in text
     assert "| held on some replica | 11,200 | 47.0 % |" in text
     assert "## Findings (0)" in render(EMPTY)
+
+
+def test_it_lists_what_the_text_lists() -> None:
+    """The same sequences, and of many lookups those that lost most; other causes of a loss as well."""
+    plain = [replace(ANALYSIS.sequences[1], requests=[f"p{number}", "q"]) for number in range(9)]
+    worse = replace(REPEAT, request_id="worst", lost={"evicted": 11910})
+    finding = replace(ANALYSIS.findings[0], evidence={"also": ["group 2 lost it too"]})
+    many = replace(
+        ANALYSIS, sequences=[*plain, ANALYSIS.sequences[0]], lookups=[COLD, REPEAT, *[REPEAT] * 60, worse],
+        findings=[finding],
+    )  # fmt: skip
+    markdown, plain_text = render(many), text_report.render(many)
+    for number in range(9):
+        assert (f"p{number}, q" in markdown) == (f"p{number}, q" in plain_text) == (number < 5)
+    assert "never hits" in markdown
+    assert markdown.count("| repeat-0 | r0 |") == plain_text.count("  repeat-0  r0") == 49
+    assert "| worst | r0 |" in markdown
+    assert "- also: group 2 lost it too" in markdown
