@@ -1,5 +1,6 @@
 """Judges a report by a policy: each rule holds, does not, or cannot be told."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -67,8 +68,7 @@ def judge(report: Report, policy: Policy, probe: Report | None = None) -> Verdic
     if policy.settings is not None:
         rules.append(_settings(report, policy.settings))
     if policy.recorded:
-        wanted = policy.recorded if isinstance(policy.recorded, tuple) else RECORDED
-        rules.append(_recorded(report, wanted))
+        rules.append(_recorded(report, policy.recorded if isinstance(policy.recorded, tuple) else None))
     return Verdict(rules, {name: _values(report, name) for name in (*RECORDED, names.SPECULATIVE_METHOD)})
 
 
@@ -191,7 +191,9 @@ def _warm(report: Report, least: int, tokens: int) -> Judged:
         return Judged("warm_conversations", "unknown", "the capture stored nothing", {})
     warm = max(pool["warm"] for pool in pools)
     longest = max(sum(each["tokens"] for each in pool["longest"]) for pool in pools)
-    says = f"{warm} conversations stayed warm at once, the two longest of them with {number(longest)} tokens"
+    says = f"{warm} {'conversation' if warm == 1 else 'conversations'} stayed warm at once"
+    if warm:
+        says += f", {'' if warm == 1 else 'the two longest of them '}with {number(longest)} tokens"
     says += f"; at least {least} and {number(tokens)} tokens are asked for"
     outcome: Outcome = "pass" if warm >= least and longest >= tokens else "fail"
     return Judged("warm_conversations", outcome, says, {"warm": warm, "two_longest_tokens": longest})
@@ -219,16 +221,34 @@ def _settings(report: Report, wanted: Mapping[str, Any]) -> Judged:
     return Judged("settings", "pass", "as the policy says", {"wanted": dict(wanted)})
 
 
-def _recorded(report: Report, wanted: Sequence[str]) -> Judged:
-    needed = set(wanted)
-    if any(replica["settings"].get(names.SPECULATIVE_TOKENS) for replica in report["replicas"]):
-        needed.add(names.SPECULATIVE_METHOD)
-    missing = sorted(
-        name for name in needed if any(replica["settings"].get(name) in (None, "") for replica in report["replicas"])
-    )
+def _recorded(report: Report, wanted: Sequence[str] | None) -> Judged:
+    """Judge whether what is wanted is recorded; None: `RECORDED`, and the commit where the version names none."""
+    replicas = [replica["settings"] for replica in report["replicas"]]
+    needed = list(RECORDED if wanted is None else wanted)
+    if wanted is None and any(settings.get(names.SPECULATIVE_TOKENS) for settings in replicas):
+        needed.append(names.SPECULATIVE_METHOD)
+    missing = [name for name in needed if any(settings.get(name) in (None, "") for settings in replicas)]
+    note = ""
+    if wanted is None and names.VLLM_COMMIT in missing:
+        versions = sorted({str(each.get(names.VLLM_VERSION)) for each in replicas if not each.get(names.VLLM_COMMIT)})
+        if all(map(names_commit, versions)):
+            missing.remove(names.VLLM_COMMIT)
+            needed.remove(names.VLLM_COMMIT)
+            note = f"; the commit is that of vLLM {', '.join(versions)}, whose build does not say it"
+    evidence = {"missing": sorted(missing), "recorded": [name for name in needed if name not in missing]}
     if missing:
-        return Judged("recorded", "fail", f"not recorded: {', '.join(missing)}", {"missing": missing})
-    return Judged("recorded", "pass", "all settings are recorded", {"missing": []})
+        return Judged("recorded", "fail", f"not recorded: {', '.join(sorted(missing))}", evidence)
+    return Judged("recorded", "pass", f"recorded are {', '.join(needed)}{note}", evidence)
+
+
+def names_commit(version: str) -> bool:
+    """Whether a version of vLLM says which commit it is of.
+
+    A release does by its tag, a build of what lies between two where its name has the commit. Builds of releases leave `vllm.commit` empty; that of a checkout has a version such as 0.32.1.dev5+g4ba787ec9.
+    """
+    if re.match(r"\d+\.\d+", version) is None:
+        return False
+    return ".dev" not in version or re.search(r"[+.]g[0-9a-f]{7,40}(\.|$)", version) is not None
 
 
 def _values(report: Report, name: str) -> list[Any]:
