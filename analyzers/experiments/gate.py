@@ -244,7 +244,8 @@ def _recorded(report: Report, wanted: Sequence[str] | None) -> Judged:
 def names_commit(version: str) -> bool:
     """Whether a version of vLLM says which commit it is of.
 
-    A release does by its tag, a build of what lies between two where its name has the commit. Builds of releases leave `vllm.commit` empty; that of a checkout has a version such as 0.32.1.dev5+g4ba787ec9.
+    A release does by its tag; its builds leave `vllm.commit` empty. That of a checkout has a version such as
+    0.32.1.dev5+g4ba787ec9.
     """
     if re.match(r"\d+\.\d+", version) is None:
         return False
