@@ -72,7 +72,8 @@ def command(
       otel-cache analyze spans.jsonl
       otel-cache analyze 'captures/*.parquet' --format json --output report.json
       otel-cache analyze spans.jsonl --format html --output report.html
-      otel-cache analyze spans.jsonl --fail-on shifted-boundary,evicted --since 10m
+      otel-cache analyze spans.jsonl --fail-on shifted-boundary,evicted
+      otel-cache analyze spans.jsonl --since 10m --replica replica-0
       otel-cache analyze --example
     """
     if bool(paths) == example:
