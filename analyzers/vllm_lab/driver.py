@@ -7,7 +7,7 @@ own `SchedulerOutput` said of it.
 
 import bisect
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,7 +67,8 @@ def run_scenario(scenario: Scenario, pace: Callable[[], None] = lambda: None) ->
     `pace` is called after each batch: without a forward pass the scheduler outruns what listens to it.
 
     Raises:
-        LabError: vLLM refuses the engine or lacks something, or the block pool is too small for a request.
+        LabError: vLLM refuses the engine or lacks something, the block pool is too small for a request, or a connector
+            never ends.
 
     """
     drivers = [_Driver(replica, scenario) for replica in build_replicas(scenario.engine, scenario.replicas)]
@@ -270,7 +271,7 @@ class _Driver:
         self._idle = 0 if scheduled or self._queue or not self._waiting() else self._idle + 1
         self._stuck = 0 if advanced else self._stuck + 1
         if self._idle > IDLE_STEPS or self._stuck > self._patience():
-            raise LabError(self._too_small())
+            raise LabError(self._what_is_stuck())
 
     def _waiting(self) -> list[str]:
         return [name for name in self._scheduler.requests if name in self._progress]
@@ -282,8 +283,19 @@ class _Driver:
         # A mamba prefill may be cut at every block.
         return 100 + 4 * (tokens // min(engine.max_num_batched_tokens, min(engine.block_sizes())) + 1)
 
-    def _too_small(self) -> str:
-        waiting = self._waiting()
+    def _what_is_stuck(self) -> str:
+        """Return a sentence on why nothing comes of the steps any more: requests that do not fit, or a connector."""
+        ended = [name for name, request in self._scheduler.requests.items() if request.is_finished()]
+        waiting = [name for name in self._waiting() if name not in ended]
+        if waiting:
+            return self._too_small(waiting)
+        if ended:
+            kept = f"the KV connector keeps the blocks of {', '.join(ended[:4])} after the end, and lets go of none"
+        else:
+            kept = "all requests have ended, and the KV connector says that it still has transfers to do"
+        return f"engine.connector: {kept}: in the lab there is no worker that would do them, so vLLM waits forever"
+
+    def _too_small(self, waiting: Sequence[str]) -> str:
         lengths = ", ".join(f"{name} ({self._progress[name].request.num_tokens} tokens)" for name in waiting[:4])
         blocks = self._scenario.engine.num_gpu_blocks
         return (

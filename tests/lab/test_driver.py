@@ -1,5 +1,6 @@
 """The lab on the real vLLM, without the instrumentation: what vLLM itself says of hits and chunks."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from conftest import Labs
 from vllm_versions import VERSIONS
 
 from analyzers.vllm_lab.results import LabResult
-from lab.cases import FULL, HYBRID, MTP, request, resent, scenario, shipped
+from lab.cases import EXTERNAL, FULL, HYBRID, MTP, request, resent, scenario, shipped
 from otel_cache.errors import LabError
 
 pytestmark = pytest.mark.vllm
@@ -218,6 +219,33 @@ def test_pool_too_small(bare_lab: Labs, version: str, tokens: int, output_tokens
     with pytest.raises(LabError, match=f"engine.num_gpu_blocks: a pool of {blocks} blocks is too small for big"):
         bare_lab[version].run(data)
     assert bare_lab[version].run(scenario(resent(100))).hits == [0, 96, 96]
+
+
+KEEPING = """
+import sys
+sys.path.insert(0, {folder!r})
+from external import ExternalConnector
+
+class Keeping(ExternalConnector):
+    def request_finished_all_groups(self, request, block_ids):
+        return True, None
+
+class Pushing(ExternalConnector):
+    def has_pending_push_work(self):
+        return True
+"""
+
+
+def test_a_connector_that_never_ends(bare_lab: Labs, tmp_path: Path) -> None:
+    """It is said what vLLM waits for: the pool has room enough."""
+    (tmp_path / "keeping.py").write_text(KEEPING.format(folder=EXTERNAL["folder"]))
+    for kind, message in (
+        ("Keeping", "the KV connector keeps the blocks of big after the end"),
+        ("Pushing", "all requests have ended, and the KV connector says that it still has transfers to do"),
+    ):
+        own = {"class": kind, "module_path": "keeping", "folder": str(tmp_path)}
+        with pytest.raises(LabError, match=f"engine.connector: {message}"):
+            bare_lab["0.32.0"].run(scenario([request("big", ("doc", 500))], connector=own))
 
 
 def test_what_vllm_refuses(bare_lab: Labs) -> None:
