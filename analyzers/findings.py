@@ -13,7 +13,7 @@ from analyzers.fixes import (
     fix_not_materialized,
     fix_routing,
     fix_shifted,
-    regained_by_routing,
+    regained,
 )
 from analyzers.intervals import Pool, prompts_of
 from analyzers.model import Finding, LookupResult
@@ -106,9 +106,8 @@ def _finding(case: Case, lookup: int, known: Mapping[int, Speed]) -> Finding:
     elif case.cls in (model.UNKNOWN, model.ALIGNMENT) and rule != _CUT[0]:
         severity = "info"
     seconds = total_seconds(tokens, known)
-    regained = max(regained_by_routing(case.rows)) if case.cls == model.HELD_ELSEWHERE else None
     return Finding(
-        rule, summary, evidence, fix(case), case.tokens, lookup, cause, severity, seconds, replicas, regained
+        rule, summary, evidence, fix(case), case.tokens, lookup, cause, severity, seconds, replicas, regained(case)
     )
 
 

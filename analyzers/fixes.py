@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from analyzers import model
+from analyzers import model, routing
 from analyzers.intervals import Pool, Priced, best_of, keeping, priced, sparser, states_left, weighed
-from analyzers.model import Fact, GroupState, LookupResult
+from analyzers.model import GroupState, LookupResult
 from analyzers.settings import Settings
 from analyzers.wording import counted, group_names, number
 from otel_cache.semconv import names
@@ -85,8 +85,7 @@ def fix_shifted(case: Case) -> str:
             f"{number(settings.scheduler_block)}: let shared prefixes end on such a multiple, or use smaller blocks"
         )
     tokens = worst.prompt_tokens
-    choices = priced(settings, weighed(keeping(settings, case.boundaries)), tokens, case.prompts, case.pools)
-    best = best_of(choices)
+    choices, best = _intervals(case)
     today = states_left(settings, settings.retention, tokens)
     fix = (
         f"{retention_fix(settings, best.interval)}: a state is then kept where a chunk ends on a multiple of "
@@ -94,6 +93,9 @@ def fix_shifted(case: Case) -> str:
         f"then leaves {_blocks(best.states)} in {group_names(_sparse(settings, worst))}, today {number(today)}"
     )
     fix += _others(choices, best, at) + _room(choices, best)
+    kept = _ended(case, best)
+    if kept < case.tokens:
+        fix += f"; that ends {number(kept)} of these tokens, the other lookups needed states at other boundaries"
     if "held_prefix" in reasons:
         return f"first end the loss that moved the boundary (see the finding on it); to keep the state, {fix}"
     if settings.version_tuple < CURED and "speculation" in reasons:
@@ -101,6 +103,38 @@ def fix_shifted(case: Case) -> str:
     elif settings.version_tuple < CURED and "aligned_prompt" in reasons:
         fix += "; or upgrade: from vLLM 0.30 on the boundary below a block-aligned prompt's end is kept"
     return fix
+
+
+def _intervals(case: Case) -> tuple[list[Priced], Priced]:
+    """Return intervals that keep what hits needed, and the best of them.
+
+    They keep all boundaries that an interval can keep; where the pool has no room for any of those, the worst lookup's.
+    """
+    tokens = case.worst.prompt_tokens
+    choices: list[Priced] = []
+    for boundaries in (case.boundaries, [case.worst.needed_boundary]):
+        intervals = weighed(keeping(case.settings, boundaries))
+        choices = priced(case.settings, intervals, tokens, case.prompts, case.pools)
+        if best_of(choices).fits:
+            break
+    return choices, best_of(choices)
+
+
+def _ended(case: Case, best: Priced) -> int:
+    """Return how many of the tokens were lost for a state that the interval keeps."""
+    return sum(row.lost[case.cls] for row in case.rows if row.needed_boundary % best.interval == 0)
+
+
+def regained(case: Case) -> int | None:
+    """Return what the fix gives back at most, in tokens; None: all that was lost, as far as is known."""
+    if case.cls == model.HELD_ELSEWHERE:
+        return max(routing.regained(case.rows))
+    if case.cls == model.SHIFTED_BOUNDARY:
+        if case.worst.needed_boundary % case.settings.scheduler_block:
+            return None
+        kept = _ended(case, _intervals(case)[1])
+        return kept if kept < case.tokens else None
+    return None
 
 
 def _sparse(settings: Settings, row: LookupResult) -> list[GroupState]:
@@ -211,44 +245,9 @@ def fix_evicted(case: Case) -> str:
     )
 
 
-def regained_by_routing(rows: Sequence[LookupResult]) -> tuple[int, int]:
-    """Return what routing to a replica that held the prefix gives back of `held_elsewhere`, in tokens.
-
-    The first by itself; the second once every group there has the state that a hit needs: what speculation and the
-    grid take there too is in neither.
-    """
-    alone = whole = 0
-    for row in rows:
-        held = row.lost[model.HELD_ELSEWHERE]
-        there = min(held, row.regret_tokens)
-        reach = max((fact.data["reach_tokens"] for fact in _held_facts(row)), default=0)
-        alone += there
-        whole += max(there, min(held, reach - row.needed_boundary))
-    return alone, whole
-
-
-def _held_facts(row: LookupResult) -> list[Fact]:
-    return [fact for fact in row.facts if fact.cls == model.HELD_ELSEWHERE and "reach_tokens" in fact.data]
-
-
 def fix_routing(case: Case) -> str:
     """Say what sending requests that share a prefix to one replica gives back of what others held."""
-    fix = "route requests that share a prefix to the same replica"
-    alone, whole = regained_by_routing(case.rows)
-    if alone == case.tokens:
-        return fix
-    if alone:
-        fix += f": of these tokens another one would have hit {number(alone)}"
-        return f"{fix}, and {number(whole)} with a state in every group" if whole > alone else fix
-    where = "in this lookup" if len(case.rows) == 1 else "in these lookups"
-    fix += f", and end what kept them from a hit there too: no other replica would have hit more {where}"
-    lacking = next(
-        (fact.data for row in (case.worst, *case.rows) for fact in _held_facts(row) if fact.data["lacking"]), None
-    )
-    if lacking:
-        states = [group for group in case.worst.groups if group.group in lacking["lacking"]]
-        fix += f", since {group_names(states)} had no state at {number(lacking['reach_tokens'])} there"
-    return f"{fix}; the two together give back up to {number(whole)}" if whole else fix
+    return routing.fix(case.rows, case.worst)
 
 
 def fix_alignment(case: Case) -> str:

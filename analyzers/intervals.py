@@ -17,8 +17,10 @@ from otel_cache.semconv import names
 
 SHOWN = 5
 """Intervals that are weighed: the densest ones, and the sparsest."""
-WEIGHED_PROMPTS = 64
-"""Prompts per replica whose states are counted one by one; of more, the longest speak for all."""
+WEIGHED_PROMPTS = 16
+"""Prompts of a life whose states are counted one by one; of more these, of all lengths, speak for the others."""
+WEIGHED_POOLS = 4
+"""Pools that are weighed: those with least room."""
 
 
 @dataclass(frozen=True)
@@ -129,15 +131,22 @@ def priced(
         return known[retention, length]
 
     def added(interval: int, lengths: Sequence[int]) -> int:
-        longest = sorted(lengths, reverse=True)[:WEIGHED_PROMPTS]
-        more = sum(max(0, states(str(interval), each) - states(settings.retention, each)) for each in longest)
-        return -(-more * len(lengths) // len(longest)) if longest else 0
+        some = _some(lengths)
+        more = sum(max(0, states(str(interval), each) - states(settings.retention, each)) for each in some)
+        return -(-more * len(lengths) // len(some))
 
+    tight = sorted((pool.room, life) for life, pool in pools.items() if prompts.get(life))[:WEIGHED_POOLS]
     for interval in intervals:
-        weighed = [(added(interval, prompts.get(life, ())), pool) for life, pool in pools.items() if life in prompts]
-        most, pool = max(weighed, key=lambda each: each[0] - each[1].room, default=(0, None))
+        needs = [(added(interval, prompts[life]), pools[life]) for _, life in tight]
+        most, pool = max(needs, key=lambda each: each[0] - each[1].room, default=(0, None))
         found.append(Priced(interval, states(str(interval), tokens), most, pool))
     return found
+
+
+def _some(lengths: Sequence[int]) -> list[int]:
+    """Return at most `WEIGHED_PROMPTS` of `lengths`, from the longest to the shortest."""
+    ordered = sorted(lengths, reverse=True)
+    return ordered[:: -(-len(ordered) // WEIGHED_PROMPTS)] if ordered else []
 
 
 def weighed(intervals: Sequence[int]) -> list[int]:
@@ -175,7 +184,7 @@ def sparser(
     """
     if settings.retention == "0" or not boundaries or any(each % settings.scheduler_block for each in boundaries):
         return None
-    lengths = Counter(each for own in prompts.values() for each in sorted(own, reverse=True)[:WEIGHED_PROMPTS])
+    lengths = Counter(_some([each for own in prompts.values() for each in own]))
 
     def kept(retention: str) -> int:
         return sum(count * states_left(settings, retention, each) for each, count in lengths.items())

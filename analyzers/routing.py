@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from analyzers import model
-from analyzers.model import Finding, Fleet, LookupResult, Routed
+from analyzers.model import Fact, Finding, Fleet, LookupResult, Routed
 from analyzers.routers import best_of
-from analyzers.wording import counted, lookups, number
+from analyzers.wording import counted, group_names, lookups, number
 
 RULES = ("routing", "router", "router-endpoint")
 ROUTER_SHARE = 0.1
@@ -143,3 +143,42 @@ def _endpoints(results: Sequence[LookupResult], routed: Sequence[Routed]) -> lis
             )
         )
     return found
+
+
+def regained(rows: Sequence[LookupResult]) -> tuple[int, int]:
+    """Return what routing to a replica that held the prefix gives back of `held_elsewhere`, in tokens.
+
+    The first by itself; the second once every group there has the state that a hit needs: what speculation and the
+    grid take there too is in neither.
+    """
+    alone = whole = 0
+    for row in rows:
+        held = row.lost[model.HELD_ELSEWHERE]
+        there = min(held, row.regret_tokens)
+        reach = max((fact.data["reach_tokens"] for fact in _held_facts(row)), default=0)
+        alone += there
+        whole += max(there, min(held, reach - row.needed_boundary))
+    return alone, whole
+
+
+def _held_facts(row: LookupResult) -> list[Fact]:
+    return [fact for fact in row.facts if fact.cls == model.HELD_ELSEWHERE and "reach_tokens" in fact.data]
+
+
+def fix(rows: Sequence[LookupResult], worst: LookupResult) -> str:
+    """Say what sending requests that share a prefix to one replica gives back of what others held."""
+    advice = "route requests that share a prefix to the same replica"
+    alone, whole = regained(rows)
+    if alone == sum(row.lost[model.HELD_ELSEWHERE] for row in rows):
+        return advice
+    if alone:
+        advice += f": of these tokens another one would have hit {number(alone)}"
+        return f"{advice}, and {number(whole)} with a state in every group" if whole > alone else advice
+    where = "in this lookup" if len(rows) == 1 else "in these lookups"
+    advice += f", and end what kept them from a hit there too: no other replica would have hit more {where}"
+    lacking = next((fact.data for row in (worst, *rows) for fact in _held_facts(row) if fact.data["lacking"]), None)
+    if lacking:
+        states = [group for group in worst.groups if group.group in lacking["lacking"]]
+        who = group_names(states) if states else "a group"
+        advice += f", since {who} had no state at {number(lacking['reach_tokens'])} there"
+    return f"{advice}; the two together give back up to {number(whole)}" if whole else advice

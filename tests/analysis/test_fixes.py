@@ -226,3 +226,19 @@ def test_speculation_points_to_no_finding_that_is_not_there(lab: Labs, tmp_path:
         assert "speculation-cuts-hits" not in finding.fix
         assert ("no draft was accepted" in finding.fix) == (not accepted)
         assert accepted or finding.severity == "info"
+
+
+def test_where_no_interval_for_all_fits_the_pool_the_worst_loss_is_ended(lab: Labs, tmp_path: Path) -> None:
+    """Two prompts need states at 9,600 and 17,600, which 1,600 alone keeps both."""
+    requests = [request("long", ("doc", 11910), times=2), request("other", ("other", 20000), times=2)]
+    small = {**two_prompts(0, 40, replicas=1), "requests": requests}
+    before = analyzed(lab[OLD], small, tmp_path / "before.jsonl")
+    finding = finding_of("shifted-boundary", before)
+    assert finding.tokens_lost == 9600 + 17600
+    assert (advised(finding.fix), finding.tokens_regained) == (17600, 17600)
+    assert "that ends 17,600 of these tokens" in finding.fix
+    after = analyzed(lab[OLD], {**two_prompts(17600, 40, 1), "requests": requests}, tmp_path / "after.jsonl")
+    assert after.hit_tokens - before.hit_tokens == finding.tokens_regained
+    roomy = {**two_prompts(0, 400, replicas=1), "requests": requests}
+    finding = finding_of("shifted-boundary", analyzed(lab[OLD], roomy, tmp_path / "roomy.jsonl"))
+    assert (advised(finding.fix), finding.tokens_regained) == (1600, None)
