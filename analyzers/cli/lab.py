@@ -41,8 +41,8 @@ def command() -> None:
     "--engine",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="YAML file with the engine, replicas and routing to run on, in place of the scenario's own; `same`: those of "
-    "the capture.",
+    help="YAML file with the engine, replicas and routing to run on, in place of the scenario's own, or another "
+    "scenario, whose engine and replicas are taken; `same`: those of the capture.",
 )
 @quiet_option
 def run(scenarios: tuple[Path, ...], out: Path | None, vllm: Path | None, engine: Path | None) -> None:

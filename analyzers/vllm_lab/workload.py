@@ -31,6 +31,7 @@ from analyzers.vllm_lab.scenario import (
     Scenario,
     load_scenario,
     load_yaml,
+    parse_scenario,
 )
 from analyzers.vllm_lab.tokens import NUMBERED
 from otel_cache.errors import ScenarioError
@@ -61,7 +62,7 @@ _line_decoder = msgspec.json.Decoder(_Line)
 
 
 def load_engine(path: Path) -> EngineFile:
-    """Read an engine file.
+    """Read an engine file; of a scenario its engine, and its replicas where it names them.
 
     Raises:
         ScenarioError: it is not there, is not YAML, or says something impossible; names the place.
@@ -70,6 +71,9 @@ def load_engine(path: Path) -> EngineFile:
     data = load_yaml(path, "an engine file")
     if not isinstance(data, dict):
         raise ScenarioError(f"{path}: an engine file is a mapping with the key engine")
+    if isinstance(data.get("requests"), list):
+        scenario = parse_scenario(data, str(path))
+        return EngineFile(scenario.engine, scenario.replicas if "replicas" in data else None)
     check_keys(data, EngineFile, str(path))
     try:
         return msgspec.convert(data, EngineFile)

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from analyzers.vllm_lab.scenario import batches, find_scenario, load_scenario, parse_scenario
 from analyzers.vllm_lab.tokens import output, segment
+from analyzers.vllm_lab.workload import load_engine, load_workload
 from lab.cases import FULL, HYBRID, MTP, request, resent, scenario, shipped
 from otel_cache.errors import ScenarioError
 
@@ -294,3 +296,23 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 def test_shipped_variant() -> None:
     """Settings of a shipped scenario can be changed from outside."""
     assert parse_scenario(shipped("model_case", block_size=800, prefix_cache_retention_interval=800))
+
+
+def test_a_scenario_as_an_engine_file(tmp_path: Path) -> None:
+    """Its engine is taken, its replicas where it names them, and none of its requests; what is wrong in it is said."""
+    path, work = tmp_path / "mine.yaml", tmp_path / "work.yaml"
+    work.write_text(yaml.safe_dump(scenario(resent(3000), FULL, num_gpu_blocks=777)))
+    named = {**shipped("model_case"), "replicas": 2}
+    for data, replicas in ((shipped("model_case"), None), (named, 2)):
+        path.write_text(yaml.safe_dump(data))
+        file = load_engine(path)
+        assert (file.engine, file.replicas) == (parse_scenario(data).engine, replicas)
+        assert (file.routing, file.output_tokens, file.requests) == (None, None, None)
+        found = load_workload(work, path)
+        assert (found.engine, found.replicas) == (file.engine, replicas or 1)
+        assert [request.id for request in found.requests] == ["cold", "repeat"]
+    path.write_text(yaml.safe_dump({**named, "requests": [request("x", ("doc", 0))]}))
+    with pytest.raises(ScenarioError, match=r"mine.yaml: requests\[0\].prompt\[0\].tokens: Expected"):
+        load_engine(path)
+    path.write_text(yaml.safe_dump({**named, "requests": 3}))
+    assert load_engine(path).requests == 3
