@@ -12,6 +12,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 from deploy.manifests import COMPOSE, CONFIGS, DEPLOY, KUBERNETES, ROOT, documents, load
 from docs.examples import lines
 from docs.markdown import blocks
@@ -137,6 +138,15 @@ def test_the_example_changes_what_is_somebodys_own(backends: Mapping[str, Path],
     ]
     assert "value: jaeger.test:4317" in done.stdout and "tempo.tracing" not in done.stdout
     assert "model: test/model" in done.stdout
+
+    # Without Prometheus' operator, as docs/operations.md says.
+    less = load(path)
+    less["components"].remove("../../components/prometheus-operator")
+    del less["replacements"]
+    path.write_text(yaml.safe_dump(less))
+    done = run(backends["kustomize"], "build", mine)
+    assert done.returncode == 0, done.stderr
+    assert not {each["kind"] for each in documents(done.stdout)} & CUSTOM
 
 
 def unneeded(at: Path, names: list[str]) -> list[str]:
