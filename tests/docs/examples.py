@@ -42,6 +42,7 @@ PARSED = {
     "make": "its targets are looked for: tests/docs/test_commands.py",
     "otelcol": "its configuration is looked for: tests/e2e",
     "pip": "installs from an index",
+    "python": "writes the tiny model: tests/engine",
     "uv": "installs from an index",
     "vllm": "starts a model's server: tests/engine",
 }
