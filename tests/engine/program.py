@@ -2,7 +2,7 @@
 
     python program.py MODEL TRACEPARENT
 
-vLLM's own tracing is off in it.
+vLLM's own tracing is off in it. It ends when its stdin does.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ async def serve(model: str, traceparent: str) -> None:
         async for output in engine.generate(prompt, sampling, "mine", trace_headers={"traceparent": traceparent}):
             if output.finished:
                 print("served", len(output.outputs[0].token_ids), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
     finally:
         engine.shutdown()
 

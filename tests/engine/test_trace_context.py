@@ -248,34 +248,44 @@ def test_doctor_says_that_context_arrives(served: Served) -> None:
 def test_without_vllms_tracing_the_context_is_dropped(model: Path, tmp_path: Path) -> None:
     """A program that instruments itself: its spans are made, as roots, vLLM says why, and so does doctor."""
     runtime = Path(tempfile.mkdtemp(prefix="oc-"))
-    out = tmp_path / "spans.jsonl"
-    try:
-        done = subprocess.run(
+    out, log = tmp_path / "spans.jsonl", tmp_path / "log"
+    with log.open("wb") as file:
+        program = subprocess.Popen(
             [sys.executable, PROGRAM, model, TRACEPARENT],
-            capture_output=True,
-            text=True,
-            timeout=300,
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.STDOUT,
             env=environment(tmp_path, runtime, OTEL_PYTHON_VLLM_CACHE_OUT=str(out)),
             cwd=tmp_path,
         )
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert "served 3" in done.stdout
-        # The sidecar outlives the program by some seconds.
-        status = sidecar_status(runtime)
+    try:
+        wait_for(lambda: b"served 3" in log.read_bytes(), 300, program)
+        # While the program is there: the sidecar leaves some seconds after it.
+        status = wait_for(lambda: (now := sidecar_status(runtime)).requests and now, 60, program)
         check = check_context(status, [])
+        program.communicate(timeout=120)
+        found = wait_for(lambda: [span for span in written(out) if span["name"] == names.REQUEST], 30)
     finally:
+        program.kill()
         shutil.rmtree(runtime, ignore_errors=True)
-    assert "Received a request with trace context but tracing is disabled" in done.stdout + done.stderr
+    assert program.returncode == 0, log.read_text()[-3000:]
+    assert "Received a request with trace context but tracing is disabled" in log.read_text()
     assert (status.requests, status.requests_traced) == (1, 0)
     assert (check.level, check.todo) == (WARNING, "start vLLM with --otlp-traces-endpoint URL")
     assert "0 of 1 requests came with their caller's: vLLM drops" in check.says
-    found = [
+    (request,) = found
+    assert "parentSpanId" not in request
+    assert request["traceId"] != TRACE
+
+
+def written(out: Path) -> list[dict[str, Any]]:
+    """Return the spans in a file that a sidecar may still be writing to."""
+    lines = out.read_bytes().splitlines(keepends=True) if out.exists() else []
+    return [
         span
-        for line in out.read_text().splitlines()
+        for line in lines
+        if line.endswith(b"\n")
         for resource in json.loads(line)["resourceSpans"]
         for scope in resource["scopeSpans"]
         for span in scope["spans"]
     ]
-    (request,) = [span for span in found if span["name"] == names.REQUEST]
-    assert "parentSpanId" not in request
-    assert request["traceId"] != TRACE
