@@ -11,6 +11,7 @@ import pytest
 from lab.cases import shipped
 from vllm_versions import INSTALLED, LANES, lane_folder
 
+from analyzers.doctor.context import NAME as CONTEXT
 from analyzers.vllm_lab.run import ENVIRONMENT, LabWorker
 from otel_cache.config import ENABLED, OUT, SOCKET
 
@@ -65,13 +66,15 @@ def test_a_sound_environment(start: Any, socket_path: str, collector: Any, tmp_p
     )
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
-    assert (found["problems"], found["warnings"]) == (0, 0)
+    assert found["problems"] == 0
+    # Doctor warns of servers without tracing, such as one that a test beside this one has started.
+    assert {check["name"] for check in found["checks"] if check["level"] == "warning"} <= {CONTEXT}
     says = {check["name"]: check["says"] for check in found["checks"]}
     assert says["vllm"].startswith(f"{INSTALLED}, tested")
     assert says["patch"].startswith("vLLM would be patched")
     assert says["collector"] == f"{collector.endpoint} answers"
     assert socket_path in says["sidecar"]
-    assert {"hook schedule", "hook lookup", "hook store", "hook evict", "spool", "trace context"} <= set(says)
+    assert {"hook schedule", "hook lookup", "hook store", "hook evict", "spool", CONTEXT} <= set(says)
     assert len(collector.requests) == 1
 
 
@@ -84,7 +87,7 @@ def test_a_renamed_method_and_parameter(tmp_path: Path) -> None:
     assert {name for name, level in found.items() if level == "problem"} == {"hook lookup", "hook store", "patch"}
     assert "hook lookup: vLLM's KVCacheManager has no method get_computed_blocks -> " in done.stdout
     assert "hook store: vLLM's BlockPool.cache_full_blocks has no parameter num_cached_blocks -> " in done.stdout
-    assert done.stdout.splitlines()[-1] == "3 problems, 0 warnings"
+    assert done.stdout.splitlines()[-1].startswith("3 problems, ")
 
     path = os.pathsep.join([str(overlay), str(PATCHED.parents[2])])
     loaded = subprocess.run(
