@@ -1,17 +1,39 @@
-"""What was read of a file, kept beside it as typed Parquet: the next reading costs a fraction."""
+"""Inputs to batches, one after the other; what was read of a file may be kept beside it as typed Parquet."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from analyzers.readers import typed_parquet
 from analyzers.readers.batches import read_batches
 from analyzers.readers.columns import Batch
 from analyzers.readers.sources import Source
-from analyzers.readers.tally import FILE, Tally
+from analyzers.readers.tally import FILE, Progress, Tally
 from otel_cache.errors import CaptureError, UsageError
 from otel_cache.package import VERSION
 
 _PARQUET = b"PAR1"
+
+
+def read_all(
+    sources: Sequence[Source], tally: Tally, progress: Progress, *, cache: bool = False
+) -> Iterator[tuple[Batch, str]]:
+    """Yield the batches of all `sources`, and what notes call the input of each; `cache` is as in `open_capture`.
+
+    Raises:
+        CaptureError: as `read_batches`, but for a file that was found in a folder: that one costs itself.
+
+    """
+    read = 0
+    for number, source in enumerate(sources, 1):
+        try:
+            for batch, what in read_kept(source, tally) if cache else read_batches(source):
+                read += sum(frame.height for frame in batch.frames.values())
+                yield batch, f"{source.label} {what}"
+                progress(read, number, len(sources))
+        except CaptureError as error:
+            if not source.found:
+                raise
+            tally.skip(FILE, "passed over", str(error))
 
 
 def beside(path: Path) -> Path:

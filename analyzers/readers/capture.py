@@ -4,11 +4,10 @@ import os
 from collections.abc import Sequence
 
 from analyzers.model import Capture
-from analyzers.readers.batches import read_batches
-from analyzers.readers.beside import read_kept
+from analyzers.readers.beside import read_all
 from analyzers.readers.frames import CaptureBuilder
 from analyzers.readers.sources import find_sources
-from analyzers.readers.tally import FILE, Progress, Tally, no_progress
+from analyzers.readers.tally import Progress, Tally, no_progress
 from otel_cache.errors import CaptureError
 
 
@@ -34,18 +33,8 @@ def open_capture(
     tally = Tally()
     builder = CaptureBuilder(tally)
     sources = find_sources([paths] if isinstance(paths, str | os.PathLike) else paths, tally)
-    read = 0
-    for number, source in enumerate(sources, 1):
-        try:
-            for batch, what in read_kept(source, tally) if cache else read_batches(source):
-                builder.add(batch, f"{source.label} {what}")
-                read += sum(frame.height for frame in batch.frames.values())
-                progress(read, number, len(sources))
-        except CaptureError as error:
-            if not source.found:
-                raise
-            # Among the files of a folder one that is damaged costs itself.
-            tally.skip(FILE, "passed over", str(error))
+    for batch, where in read_all(sources, tally, progress, cache=cache):
+        builder.add(batch, where)
     capture = builder.build()
     if not capture.spans:
         raise _nothing_of_ours([source.label for source in sources], tally)

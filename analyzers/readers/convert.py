@@ -4,11 +4,11 @@ import os
 from collections.abc import Iterator, Sequence
 
 from analyzers.readers import typed_parquet
-from analyzers.readers.batches import read_batches
+from analyzers.readers.beside import read_all
 from analyzers.readers.columns import Batch
 from analyzers.readers.sources import find_sources, is_source
-from analyzers.readers.tally import FILE, Progress, Tally, no_progress
-from otel_cache.errors import CaptureError, UsageError
+from analyzers.readers.tally import Progress, Tally, no_progress
+from otel_cache.errors import UsageError
 
 
 def convert(
@@ -28,17 +28,8 @@ def convert(
     tally = Tally()
 
     def batches() -> Iterator[Batch]:
-        read, sources = 0, find_sources(paths, tally)
-        for number, source in enumerate(sources, 1):
-            try:
-                for batch, _ in read_batches(source):
-                    tally.add(batch.tally)
-                    read += sum(frame.height for frame in batch.frames.values())
-                    progress(read, number, len(sources))
-                    yield batch
-            except CaptureError as error:
-                if not source.found:
-                    raise
-                tally.skip(FILE, "passed over", str(error))
+        for batch, _ in read_all(find_sources(paths, tally), tally, progress):
+            tally.add(batch.tally)
+            yield batch
 
     return typed_parquet.write(batches(), output), tally.notes()
