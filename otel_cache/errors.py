@@ -3,6 +3,7 @@
 OtelCacheError              exit code 2
 +-- UsageError              a flag, a path or a setting that cannot be right
 +-- CaptureError            a capture that cannot be read at all
+|   +-- StorageError        object storage that does not give what it was asked for
 +-- ScenarioError           a lab scenario that says something impossible
 +-- FetchError              a tracing back end that cannot be asked, or has nothing
 +-- LabError                vLLM is missing or refused the scenario
@@ -24,6 +25,10 @@ class UsageError(OtelCacheError):
 
 class CaptureError(OtelCacheError):
     """A capture that cannot be read at all."""
+
+
+class StorageError(CaptureError):
+    """Object storage that does not answer, or refuses: what it holds may be a capture all the same."""
 
 
 class ScenarioError(OtelCacheError):

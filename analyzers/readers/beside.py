@@ -8,7 +8,7 @@ from analyzers.readers.batches import read_batches
 from analyzers.readers.columns import Batch
 from analyzers.readers.sources import Source
 from analyzers.readers.tally import FILE, Progress, Tally
-from otel_cache.errors import CaptureError, UsageError
+from otel_cache.errors import CaptureError, StorageError, UsageError
 from otel_cache.package import VERSION
 
 _PARQUET = b"PAR1"
@@ -20,7 +20,8 @@ def read_all(
     """Yield the batches of all `sources`, and what notes call the input of each; `cache` is as in `open_capture`.
 
     Raises:
-        CaptureError: as `read_batches`, but for a file that was found in a folder: that one costs itself.
+        CaptureError: as `read_batches`, but for a file that was found in a folder: that one costs itself, if it
+            could be asked for.
 
     """
     read = 0
@@ -31,7 +32,7 @@ def read_all(
                 yield batch, f"{source.label} {what}"
                 progress(read, number, len(sources))
         except CaptureError as error:
-            if not source.found:
+            if not source.found or isinstance(error, StorageError):
                 raise
             tally.skip(FILE, "passed over", str(error))
 

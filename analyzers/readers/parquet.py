@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from analyzers.readers import typed_parquet
+from analyzers.readers import object_storage, typed_parquet
 from analyzers.readers.attributes import shorten
 from analyzers.readers.columns import Batch, BatchBuilder
 from analyzers.readers.spans import checked_span
@@ -27,7 +27,7 @@ COLUMNS = {
 }
 BATCH_ROWS = 65536
 
-_BROKEN = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
+_BROKEN = object_storage.BROKEN
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -61,7 +61,7 @@ def _columns(source: typed_parquet.Source, label: str) -> list[str]:
     try:
         return typed_parquet.scan(source).collect_schema().names()
     except _BROKEN as error:
-        raise _damaged(error, label) from error
+        raise _damaged(error, source, label) from error
 
 
 def _batches(source: typed_parquet.Source, label: str) -> Iterator[pl.DataFrame]:
@@ -77,10 +77,12 @@ def _batches(source: typed_parquet.Source, label: str) -> Iterator[pl.DataFrame]
         for offset in range(0, rows, BATCH_ROWS):
             yield scan.select(list(COLUMNS)).slice(offset, BATCH_ROWS).collect()
     except _BROKEN as error:
-        raise _damaged(error, label) from error
+        raise _damaged(error, source, label) from error
 
 
-def _damaged(error: BaseException, label: str) -> CaptureError:
+def _damaged(error: BaseException, source: typed_parquet.Source, label: str) -> CaptureError:
+    if isinstance(source, str):
+        return object_storage.failure(error, label)
     reason = shorten(str(error).splitlines()[0] if str(error) else type(error).__name__)
     return CaptureError(
         f"{label}: damaged Parquet, or one that is still being written ({reason}); "

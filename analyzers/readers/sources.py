@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from analyzers.readers import object_storage
 from analyzers.readers.content import is_capture
 from analyzers.readers.tally import FILE, Tally
 from otel_cache.errors import CaptureError
 
 STDIN = "-"
 LOCAL = "file://"
-STORES = ("s3://", "s3a://", "gs://", "gcs://", "az://", "azure://", "abfs://", "abfss://")
-"""Schemes of object storage that polars reads by itself."""
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 LINE_SUFFIXES = (".jsonl", ".ndjson")
 HEAD_BYTES = 64
 NAMES_SHOWN = 3
@@ -28,7 +28,7 @@ class Source:
         label: what the user calls it.
         path: the file; None for stdin and object storage.
         found: it was found in a folder or beside a file, not named: what cannot be read there is passed over.
-        address: of Parquet in object storage, which may be a pattern; "" for files and stdin.
+        address: of an object of Parquet in object storage; "" for files and stdin.
 
     """
 
@@ -75,7 +75,8 @@ def is_source(path: str, paths: Sequence[str | os.PathLike[str]]) -> bool:
     """
     if not os.path.exists(path):  # noqa: PTH110
         return False
-    sources = find_sources(paths, Tally())
+    local = [each for each in paths if not object_storage.is_address(os.fspath(each))]
+    sources = find_sources(local, Tally())
     return any(source.path is not None and os.path.samefile(path, source.path) for source in sources)  # noqa: PTH121
 
 
@@ -83,8 +84,9 @@ def _resolve(text: str, tally: Tally) -> Iterator[Source]:
     if text == STDIN:
         yield Source("stdin", None)
         return
-    if text.startswith(STORES):
-        yield Source(text, None, address=text)
+    if object_storage.is_address(text):
+        for address in object_storage.objects(text):
+            yield Source(address, None, found=address != text, address=address)
         return
     path = Path(text.removeprefix(LOCAL))
     rotated = _rotated(path)
@@ -99,6 +101,11 @@ def _resolve(text: str, tally: Tally) -> Iterator[Source]:
                 FILE, f"{text}: read with {len(rotated)} rotated file{'' if len(rotated) == 1 else 's'} beside it"
             )
         yield from rotated
+    elif SCHEME.match(text) and not text.startswith(LOCAL):
+        raise CaptureError(
+            f"{text}: of addresses only those in object storage are read ({', '.join(object_storage.STORES)}); "
+            "download it first, or see `otel-cache fetch --help` for a tracing back end"
+        )
     elif glob.has_magic(text):
         matches = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 (the pattern may be absolute)
         if not matches:

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from analyzers.readers import object_storage
 from analyzers.readers.attributes import shorten
 from analyzers.readers.columns import DTYPES, MORE, ODD, Batch
 from analyzers.readers.counters import Point
@@ -50,7 +51,7 @@ _HEAD: dict[str, pl.DataType] = {
 SCHEMA = {**_HEAD, **DTYPES, ODD: pl.String(), MORE: pl.String()}
 ROW_GROUP = 100_000
 _FOREIGN_PART = "foreign"
-_BROKEN = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
+_BROKEN = object_storage.BROKEN
 
 
 class _Notes(msgspec.Struct):
@@ -140,8 +141,8 @@ def is_typed(names: Iterable[str]) -> bool:
 
 
 def scan(source: Source, **options: Any) -> pl.LazyFrame:
-    """Return what is in Parquet, not yet read; only an address may be a pattern."""
-    return pl.scan_parquet(source, glob=isinstance(source, str), **options)
+    """Return what is in Parquet, not yet read; nothing in its name is taken for a pattern."""
+    return pl.scan_parquet(source, glob=False, storage_options=object_storage.options(source), **options)
 
 
 def read(source: Source, label: str) -> Iterator[Batch]:
@@ -160,7 +161,8 @@ def read(source: Source, label: str) -> Iterator[Batch]:
             raise CaptureError(f"{label}: column {wrong[0]!r} holds {present[wrong[0]]}, not {SCHEMA[wrong[0]]}")
         ours, line = pl.col("scope") == SCOPE, pl.col("line").cast(pl.Int64)
         names = list(notes.columns) if notes.columns else _names(rows.filter(ours))
-        wanted = {name: notes.columns.get(name, list(present)) for name in names if name != _FOREIGN_PART}
+        every = [name for name in present if name != "line"]
+        wanted = {name: notes.columns.get(name, every) for name in names if name != _FOREIGN_PART}
         frames = [
             rows.filter(pl.col("name") == name, ours).select(line, *_present({*_HEAD, *columns}, present))
             for name, columns in wanted.items()
@@ -168,6 +170,8 @@ def read(source: Source, label: str) -> Iterator[Batch]:
         foreign = rows.filter(~ours | ours.is_null())
         *found, others = pl.collect_all([*frames, foreign.select(*_HEAD, MORE)])
     except _BROKEN as error:
+        if isinstance(source, str):
+            raise object_storage.failure(error, label) from error
         reason = shorten(str(error).splitlines()[0] if str(error) else type(error).__name__)
         raise CaptureError(f"{label}: damaged Parquet ({reason}); convert the capture anew") from error
     batch = Batch(points=notes.points, foreign=list(_flat(others)))
@@ -193,10 +197,7 @@ def stamp_of(path: Path) -> str | None:
 
 
 def _notes(source: Source) -> _Notes:
-    if isinstance(source, str):
-        # Several files may stand behind one address: each has its own.
-        return _Notes({})
-    metadata = pl.read_parquet_metadata(source)
+    metadata = pl.read_parquet_metadata(source, storage_options=object_storage.options(source))
     try:
         return msgspec.json.decode(metadata.get(METADATA, '{"columns":{}}'), type=_Notes)
     except msgspec.MsgspecError:
