@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from analyzers.readers import typed_parquet
 from analyzers.readers.beside import read_all
 from analyzers.readers.columns import Batch
+from analyzers.readers.object_storage import is_address
 from analyzers.readers.sources import find_sources, is_source
 from analyzers.readers.tally import Progress, Tally, no_progress
 from otel_cache.errors import UsageError
@@ -23,6 +24,8 @@ def convert(
         UsageError: `output` is an input, or cannot be written.
 
     """
+    if is_address(output):
+        raise UsageError(f"{output} is in object storage, which is not written to; give a file, and upload that")
     if is_source(output, paths):
         raise UsageError(f"{output} is one of the captures; give another file")
     tally = Tally()

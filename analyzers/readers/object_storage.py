@@ -3,6 +3,8 @@
 polars reads it, with the endpoint, the region and the credentials that it finds in the environment.
 """
 
+import html
+import os
 import re
 from typing import Any
 
@@ -22,7 +24,8 @@ BROKEN = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 MAGIC = frozenset("*[")
 """What makes an address a pattern, for polars."""
 
-_FILE = "file"
+_FILE, _NOTHING = "file", "otel_cache.nothing"
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _VARIABLES = (
     (("s3",), "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL"),
     (("gs", "gc"), "GOOGLE_APPLICATION_CREDENTIALS"),
@@ -55,6 +58,9 @@ def objects(address: str) -> list[str]:
     bucket, _, name = address.partition("://")[2].partition("/")
     if not bucket:
         raise CaptureError(f"{address}: names no bucket; give {address.partition('://')[0]}://BUCKET/NAME")
+    for variable in _ENDPOINTS if address.startswith("s3") else ():
+        if not os.environ.get(variable, "http://").startswith(("http://", "https://")):
+            raise StorageError(f"{address}: the variable {variable} is no URL; it begins with http:// or https://")
     try:
         if not name or name.endswith("/"):
             found = _below(address)
@@ -110,8 +116,9 @@ def _one_or_below(address: str) -> list[str]:
 
 def _list(pattern: str) -> list[str]:
     """Return the objects that `pattern` matches; what is no pattern has to be there."""
+    # A column that none has: nothing is read but where each one ends.
     scan = pl.scan_parquet(
-        pattern, schema={"name": pl.String}, missing_columns="insert", extra_columns="ignore",
+        pattern, schema={_NOTHING: pl.Boolean}, missing_columns="insert", extra_columns="ignore",
         include_file_paths=_FILE, storage_options=LISTING,
     )  # fmt: skip
     found: list[str] = scan.select(pl.col(_FILE).unique()).collect()[_FILE].to_list()
@@ -121,7 +128,7 @@ def _list(pattern: str) -> list[str]:
 def _element(name: str, text: str) -> str:
     """Return what an answer in XML says in the first element of this name; "" where there is none."""
     found = re.search(rf"<{name}>([^<]*)</{name}>", text)
-    return " ".join(found[1].split()) if found else ""
+    return " ".join(html.unescape(found[1]).split()) if found else ""
 
 
 def _last_cause(text: str) -> str:
