@@ -1,6 +1,6 @@
 # make demo    the main job on vLLM's own scheduler: a prompt whose second send misses, and why
 # make test    everything that must pass, but for
-# make e2e     the tests with the real collector, Jaeger and Prometheus
+# make e2e     the tests with the real collector, Jaeger, Prometheus and object storage
 # make backends    these programs, built once and kept outside of the tree: OTEL_CACHE_BACKENDS, else ~/.cache/otel-cache/backends
 # make semconv    the names' module and reference page, from otel_cache/semconv/registry
 # make dashboards    Grafana's dashboards and Prometheus' rules in deploy/, from the same names

@@ -32,6 +32,8 @@ ROUTER = "0.1.17"
 """Of `vllm-router` on PyPI: what tests put in front of two engines."""
 JAEGER_MODULE = "github.com/jaegertracing/jaeger"
 KUSTOMIZE = "5.8.1"
+OBJECTS = "1.8.0"
+"""Of Versity's gateway, which serves a folder as object storage by S3's API."""
 COMPOSE = "2.16.2"
 """Of compose-go, the library that Docker Compose reads its files with; its program says whether it would."""
 JOBS = 2
@@ -65,6 +67,7 @@ def backends() -> list[Backend]:
     return [
         Backend(f"collector-{pins}", {"collector": "otelcol"}, build_collector),
         Backend(f"jaeger-{JAEGER}", {"jaeger": "jaeger"}, build_jaeger),
+        Backend(f"objects-{OBJECTS}", {"objects": "versitygw"}, build_objects),
         Backend(f"kustomize-{KUSTOMIZE}", {"kustomize": "kustomize"}, build_kustomize),
         Backend(f"compose-{COMPOSE}", {"compose": "cmd"}, build_compose),
         Backend("prometheus", {"prometheus": "usr/bin/prometheus", "promtool": "usr/bin/promtool"}, unpack_prometheus),
@@ -130,6 +133,11 @@ def build_jaeger(home: Path) -> None:
     flags = ("-mod=mod", "-trimpath", "-ldflags=-s -w")
     go(source, "build", *flags, "-o", str(home / "jaeger"), f"{JAEGER_MODULE}/cmd/jaeger")
     shutil.rmtree(source)
+
+
+def build_objects(home: Path) -> None:
+    """Install the server of object storage."""
+    install(home, f"github.com/versity/versitygw/cmd/versitygw@v{OBJECTS}")
 
 
 def build_kustomize(home: Path) -> None:

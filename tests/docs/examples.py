@@ -28,6 +28,8 @@ ELSEWHERE = {
     "sidecar": "runs until it is stopped: tests/sidecar",
 }
 """Commands whose examples are parsed here, and which tests run them."""
+STORED = "s3://"
+"""Examples with it are parsed here: tests/e2e/test_object_storage.py runs them, with object storage."""
 PARSED = {
     "cd": "the paths behind it are looked for there",
     "cp": "its files are looked for",
@@ -109,7 +111,7 @@ def run(line: Line, vllm: bool = False) -> None:
     if program != "otel-cache":
         assert program in PARSED, f"{program}: not run by any test"
         return
-    if words[0] in ELSEWHERE:
+    if words[0] in ELSEWHERE or any(word.startswith(STORED) for word in words):
         parse(words)
         return
     if words[0] == "lab" and not vllm:

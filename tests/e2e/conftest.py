@@ -1,4 +1,4 @@
-"""Fixtures of the tests that start the real collector, Jaeger and Prometheus: `make e2e`.
+"""Fixtures of the tests that start the real collector, Jaeger, Prometheus and object storage: `make e2e`.
 
 `programs` starts them for one test, `session_programs` for all:
 
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def backends() -> Mapping[str, Path]:
-    """Paths of the programs: `collector`, `jaeger`, `prometheus`, `promtool`. They are built if they are missing."""
+    """Paths of the programs, by name, such as `collector` or `promtool`. They are built if they are missing."""
     return ensure()
 
 

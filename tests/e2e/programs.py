@@ -239,6 +239,34 @@ class Prometheus(Program):
         return list(answer["data"]["result"])
 
 
+class ObjectStorage(Program):
+    """A server that speaks S3's API; the folders in `store` are its buckets, their files the objects.
+
+    Attributes:
+        store: the folder.
+        variables: what tells a client of it, by environment variables: endpoint, region and credentials.
+
+    """
+
+    def __init__(self, binary: Path, folder: Path) -> None:
+        """Start it on a free port and wait until it answers."""
+        listen, key, secret, region = f"{HOST}:{free_port()}", "a-key", "a-secret-of-it", "eu-central-1"
+        self.store = folder / "store"
+        self.store.mkdir(parents=True)
+        self.variables = {
+            "AWS_ENDPOINT_URL": f"http://{listen}",
+            "AWS_REGION": region,
+            "AWS_ACCESS_KEY_ID": key,
+            "AWS_SECRET_ACCESS_KEY": secret,
+        }
+        options = ["--port", listen, "--region", region, "--quiet", "--health", "/health"]
+        environment = {"ROOT_ACCESS_KEY": key, "ROOT_SECRET_KEY": secret}
+        super().__init__(
+            [str(binary), *options, "posix", "--nometa", str(self.store)], folder, "object-storage", environment
+        )
+        self.await_ready(lambda: fetch(f"http://{listen}/health"))
+
+
 class Programs:
     """Starts programs in folders below one, and ends them all in the end."""
 
@@ -265,6 +293,10 @@ class Programs:
     def prometheus(self, targets: Mapping[str, str], rules: list[Path] | None = None) -> Prometheus:
         """Start Prometheus, scraping `targets` (job to `host:port`)."""
         return self.keep(Prometheus(self.paths["prometheus"], self._folder("prometheus"), targets, rules))
+
+    def objects(self) -> ObjectStorage:
+        """Start a server of object storage without any bucket."""
+        return self.keep(ObjectStorage(self.paths["objects"], self._folder("objects")))
 
     def close(self) -> None:
         """End all that was started, the last first."""
