@@ -26,6 +26,8 @@ MAGIC = frozenset("*[")
 
 _FILE, _NOTHING = "file", "otel_cache.nothing"
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
+_NOT_THERE = "Object at location"
+"""How the error begins that says of a name that nothing has it."""
 _VARIABLES = (
     (("s3",), "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL"),
     (("gs", "gc"), "GOOGLE_APPLICATION_CREDENTIALS"),
@@ -91,7 +93,7 @@ def failure(error: BaseException, address: str) -> CaptureError:
         return StorageError(f"{address}: there is no such bucket ({reason}); check its name and {variables}")
     if any(part in said for part in _METADATA):
         return StorageError(f"{address}: no credentials for it were found ({reason}); set {variables}")
-    if "Object at location" in said and code in ("", "NoSuchKey", "BlobNotFound"):
+    if _NOT_THERE in said and code in ("", "NoSuchKey", "BlobNotFound"):
         return StorageError(f"{address}: no such object; check bucket, folder and name")
     if code or isinstance(error, PermissionError):
         return StorageError(f"{address}: the storage refuses to give it ({reason}); check {variables}")
@@ -108,8 +110,8 @@ def _below(folder: str) -> list[str]:
 def _one_or_below(address: str) -> list[str]:
     try:
         return _list(address)
-    except FileNotFoundError:
-        if found := _below(address):
+    except OSError as error:
+        if _NOT_THERE in str(error) and (found := _below(address)):
             return found
         raise
 
