@@ -62,8 +62,9 @@ class Capture:
     """All spans of a capture, as frames. `life` is an index into `lives`; times are nanoseconds since the epoch.
 
     Every frame is sorted by (life, sequence). Columns that all of them share: `life` i32, `sequence` i64,
-    `number` i64 (null where absent), `missing` i64 (0 where absent), `start` i64, `end` i64, `trace_id` str,
-    `span_id` str, `parent_span_id` str. Fingerprints are concatenated, 8 bytes each, in binary columns.
+    `number` i64 (null where absent), `missing` i64 (0 where absent), `start` i64, `end` i64. Those of lookups and of
+    requests have `trace_id`, `span_id` and `parent_span_id` str as well. Fingerprints are concatenated, 8 bytes each,
+    in binary columns.
 
     Attributes:
         lives: the replicas' lives.
@@ -73,8 +74,9 @@ class Capture:
             `key`, `lora`, `salt` binary, `items` str (`offset:digest`, separated by commas), `external_tokens`,
             `discarded_tokens` i64, `connector` bool.
         groups: a row per group and lookup, joined to its lookup by (life, parent_span_id = lookups.span_id):
-            `group` i32, `kind` str, `block_size`, `hit_tokens` i64, `stored_below`, `stored_above` i64 or null,
-            `asked_tokens`, `pass_hit_tokens`, `dropped_tokens`, `alignment` list[i64] per pass.
+            `parent_span_id` str, `group` i32, `kind` str, `block_size`, `hit_tokens` i64, `stored_below`,
+            `stored_above` i64 or null, `asked_tokens`, `pass_hit_tokens`, `dropped_tokens`, `alignment` list[i64] per
+            pass.
         stores: a row per store span and group: `request_id` str, `origin` str, `chunk_start`, `chunk_end` i64,
             `group` i32, `stored`, `masked`, `not_materialized`, `wanted` str (positions as exported), `first` i64
             (null where absent), `values` binary.

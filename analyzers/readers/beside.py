@@ -57,14 +57,9 @@ def read_kept(source: Source, tally: Tally) -> Iterator[tuple[Batch, str]]:
         yield from read_batches(source)
         return
     kept, stamp = beside(path), _stamp(path)
-    if typed_parquet.stamp_of(kept) == stamp:
-        try:
-            batches = list(typed_parquet.read(kept, source.label))
-        except CaptureError:
-            pass  # damaged since: made anew
-        else:
-            yield from ((batch, "row") for batch in batches)
-            return
+    if typed_parquet.stamp_of(kept) == stamp and _is_whole(kept):
+        yield from ((batch, "row") for batch in typed_parquet.read(kept, source.label))
+        return
     try:
         typed_parquet.write((batch for batch, _ in read_batches(source)), str(kept), stamp)
     except UsageError as error:
@@ -72,6 +67,16 @@ def read_kept(source: Source, tally: Tally) -> Iterator[tuple[Batch, str]]:
         yield from read_batches(source)
         return
     yield from ((batch, "row") for batch in typed_parquet.read(kept, source.label))
+
+
+def _is_whole(kept: Path) -> bool:
+    """Whether all of it can be read: what was damaged since is made anew, before anything of it is taken."""
+    try:
+        for _ in typed_parquet.read(kept, str(kept)):
+            pass
+    except CaptureError:
+        return False
+    return True
 
 
 def _stamp(path: Path) -> str:

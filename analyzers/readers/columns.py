@@ -15,6 +15,7 @@ import polars as pl
 
 from analyzers.readers.attributes import MAX_I64
 from analyzers.readers.counters import Point
+from analyzers.readers.identifiers import SPAN_DIGITS, TRACE_DIGITS, numbers_of, parents_of
 from analyzers.readers.spans import FlatSpan, checked_span
 from analyzers.readers.tally import BAD_SPAN, SpanError, Tally
 from otel_cache.semconv.types import SPAN_TYPES
@@ -22,13 +23,17 @@ from otel_cache.semconv.types import SPAN_TYPES
 BASE: dict[str, pl.DataType] = {
     "resource": pl.Int32(),
     "line": pl.Int64(),
-    "trace_id": pl.String(),
-    "span_id": pl.String(),
-    "parent_span_id": pl.String(),
+    "trace_high": pl.UInt64(),
+    "trace_low": pl.UInt64(),
+    "span": pl.UInt64(),
+    "parent": pl.UInt64(),
     "start": pl.Int64(),
     "end": pl.Int64(),
 }
-"""`resource` is an index into `Batch.resources`, `line` the number of the line, message or row of the input."""
+"""`resource` is an index into `Batch.resources`, `line` the number of the line, message or row of the input; then
+identifiers as numbers (see `identifiers`; the trace's is in two halves), and nanoseconds since the epoch."""
+_TAKEN = ("resource", "line", "trace", "span", "parent", "start", "end")
+"""The columns that a builder takes for those of `BASE`: identifiers as text."""
 ODD, MORE = "odd", "more"
 _DTYPES: dict[str, pl.DataType] = {
     "int": pl.Int64(),
@@ -144,7 +149,7 @@ class BatchBuilder:
             column.append(value)
 
     def add_columns(self, name: str, names: Sequence[str], columns: Sequence[Sequence[Any] | Lists]) -> None:
-        """Take spans of one name that have the same attributes; `columns` are those of `BASE` and of `names`."""
+        """Take spans of one name that have the same attributes; `columns` are those of `_TAKEN` and of `names`."""
         for column, values in zip(self._group((name, *names)), columns, strict=True):
             column.extend(values)
 
@@ -155,7 +160,7 @@ class BatchBuilder:
     def _group(self, key: tuple[str, ...]) -> list[Any]:
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = [[] for _ in BASE]
+            group = self._groups[key] = [[] for _ in _TAKEN]
             group += [Lists([], []) if isinstance(DTYPES.get(name), pl.List) else [] for name in key[1:]]
         return group
 
@@ -170,9 +175,9 @@ class BatchBuilder:
             try:
                 frame = _frame(names, columns)
             except (OverflowError, TypeError, ValueError, pl.exceptions.PolarsError):
-                # A number that no column holds: each span by itself, so that it costs but its own.
+                # A number that no column holds, or what is no identifier: each span by itself, so that it costs itself.
                 for row in zip(*columns, strict=True):
-                    self._add_checked(name, row[: len(BASE)], dict(zip(names, row[len(BASE) :], strict=True)))
+                    self._add_checked(name, row[: len(_TAKEN)], dict(zip(names, row[len(_TAKEN) :], strict=True)))
                 continue
             frames.setdefault(name, []).append(frame)
         self.batch.frames = {name: pl.concat(parts, how="diagonal") for name, parts in frames.items()}
@@ -187,8 +192,12 @@ class BatchBuilder:
 
 
 def _frame(names: Sequence[str], columns: Sequence[Any]) -> pl.DataFrame:
+    resource, line, trace, span, parent, start, end, *attributes = columns
+    halves, spans = numbers_of(trace, TRACE_DIGITS), numbers_of(span, SPAN_DIGITS)
+    base = (resource, line, halves[:, 0], halves[:, 1], spans[:, 0], parents_of(parent), start, end)
     dtypes = [*BASE.items(), *((name, DTYPES.get(name, pl.String())) for name in names)]
-    return pl.DataFrame([_series(name, values, dtype) for (name, dtype), values in zip(dtypes, columns, strict=True)])
+    every = zip(dtypes, (*base, *attributes), strict=True)
+    return pl.DataFrame([_series(name, values, dtype) for (name, dtype), values in every])
 
 
 def _fits(value: Any, kind: str) -> bool:

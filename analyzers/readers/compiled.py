@@ -34,9 +34,9 @@ OTHER, INT, STRING, BOOLEAN, DOUBLE, INTS, STRINGS = range(7)
 _KINDS = {"int": INT, "string": STRING, "boolean": BOOLEAN, "double": DOUBLE, "int[]": INTS, "string[]": STRINGS}
 SLOTS = 1024
 
-# Columns of `Tables.spans`, and how many there are. Positions are those of the first byte.
-RECORD, RESOURCE, TRACE, SPAN, PARENT, NAME, START, END = range(8)
-SPAN_COLUMNS = 8
+# Columns of `Tables.spans`, and how many there are. Identifiers are numbers, a trace's is two.
+RECORD, RESOURCE, TRACE, TRACE_LOW, SPAN, PARENT, NAME, START, END = range(9)
+SPAN_COLUMNS = 9
 OWNER, KEY, ONE, TWO = range(4)
 # Counters of what is in the tables.
 SPANS, ATTRIBUTES, ELEMENTS, RESOURCES = range(4)
@@ -92,6 +92,7 @@ class Tables(NamedTuple):
 
 
 WORDS = (*KEYS, *SPAN_NAMES)
+_EVEN_BYTES, _EVEN_PAIRS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -114,6 +115,14 @@ def number_of(text: bytes) -> np.uint64:
 def mask_of(length: int) -> np.uint64:
     """Return what leaves the first bytes of a number of 8."""
     return np.uint64((1 << 8 * length) - 1)
+
+
+@inner
+def swapped(word: Any) -> Any:
+    """Return 8 bytes in the other order."""
+    word = (word & _EVEN_BYTES) << np.uint64(8) | (word >> np.uint64(8)) & _EVEN_BYTES
+    word = (word & _EVEN_PAIRS) << np.uint64(16) | (word >> np.uint64(16)) & _EVEN_PAIRS
+    return word << np.uint64(32) | word >> np.uint64(32)
 
 
 Name = tuple[np.uint64, np.uint64, np.uint64, int]

@@ -7,25 +7,24 @@ import msgspec
 import polars as pl
 
 from analyzers.model import Capture
-from analyzers.readers import order, rows, schemas
+from analyzers.readers import identifiers, order, rows, schemas
 from analyzers.readers.attributes import integer_or
 from analyzers.readers.columns import DTYPES, ODD, Batch
 from analyzers.readers.counters import Point
 from analyzers.readers.lives import Lives
+from analyzers.readers.schemas import AT, PARENT, SPAN, TRACE
 from analyzers.readers.spans import WORKER, FlatSpan, checked_span
 from analyzers.readers.tables import TABLES, with_all_columns
 from analyzers.readers.tally import BAD_SPAN, SpanError, Tally
 from otel_cache.semconv import names
 
 DROPPED = (names.SAMPLING_DROPPED, names.EXPORT_DROPPED)
-IDS = ("trace_id", "span_id")
+IDENTITY = (*TRACE, SPAN)
+PENDING_ROWS = 1 << 16
+"""So many spans are made rows at a time: what their attributes take is gone before all are read."""
 _INPUT = "input"
-_KEPT = {
-    "life": pl.Int32(),
-    "start": pl.Int64(),
-    **dict.fromkeys(IDS, pl.String()),
-    **dict.fromkeys(DROPPED, pl.Int64()),
-}
+_KEPT = {AT: pl.UInt32(), "life": pl.Int32(), "start": pl.Int64(), **dict.fromkeys(IDENTITY, pl.UInt64())}
+_DROPPED = {AT: pl.UInt32(), **dict.fromkeys(DROPPED, pl.Int64())}
 
 
 def _usage_frame(found: list[rows.Row]) -> pl.DataFrame:
@@ -39,16 +38,24 @@ def _counter_frame(points: list[Point]) -> pl.DataFrame:
 
 
 class CaptureBuilder:
-    """Takes batches in any order and gives the capture that they make."""
+    """Takes batches in any order and gives the capture that they make.
+
+    Spans become rows as they come. Each gets a number, which its rows have in `at`: by that those go whose span had
+    come before.
+    """
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
         self._lives = Lives()
         self._inputs: list[str] = []
-        self._spans: dict[str, list[pl.DataFrame]] = {}
+        self._pending: dict[str, list[pl.DataFrame]] = {}
+        self._numbered = 0
+        self._rows: dict[str, list[pl.DataFrame]] = {name: [] for name in TABLES}
+        self._kept: list[pl.DataFrame] = []
+        self._dropped: list[pl.DataFrame] = []
         self._usages: list[rows.Row] = []
         self._points: list[Point] = []
-        self._dropped = [0, 0]
+        self._dropped_spans = [0, 0]
 
     def add(self, batch: Batch, where: str) -> None:
         """Take a batch; `where` is what notes call its input and, behind it, `line`, `message` or `row`."""
@@ -61,143 +68,146 @@ class CaptureBuilder:
         handles, bad = self._handles(batch.resources)
         source = pl.lit(self._inputs.index(where), pl.Int32).alias(_INPUT)
         for name, frame in batch.frames.items():
-            life = pl.col("resource").replace_strict(handles, default=None, return_dtype=pl.Int32).alias("life")
+            life = handles.gather(frame["resource"]).alias("life")
             placed = frame.with_columns(life, source)
-            for resource, line in placed.filter(pl.col("life").is_null()).select("resource", "line").iter_rows():
-                self._tally.skip(BAD_SPAN, f"{where} {line}", bad[resource])
-            self._spans.setdefault(name, []).append(placed.filter(pl.col("life") != WORKER).drop("resource"))
+            if life.null_count():
+                for resource, line in placed.filter(life.is_null()).select("resource", "line").iter_rows():
+                    self._tally.skip(BAD_SPAN, f"{where} {line}", bad[resource])
+            if life.null_count() or (life == WORKER).any():
+                placed = placed.filter(life != WORKER)
+            self._pending.setdefault(name, []).append(placed.drop("resource"))
+        if sum(frame.height for parts in self._pending.values() for frame in parts) >= PENDING_ROWS:
+            self._make_rows()
 
-    def _handles(self, resources: Sequence[Any]) -> tuple[dict[int, int], dict[int, str]]:
-        """Return the handle of each resource's life, and of the others what is wrong with them."""
-        handles, bad = {}, {}
+    def _handles(self, resources: Sequence[Any]) -> tuple[pl.Series, dict[int, str]]:
+        """Return the handle of each resource's life, null where something is wrong with it, and what that is."""
+        handles: list[int | None] = []
+        bad = {}
         for index, attributes in enumerate(resources):
             try:
-                handles[index] = self._lives.find(attributes)
+                handles.append(self._lives.find(attributes))
             except SpanError as error:
+                handles.append(None)
                 bad[index] = str(error)
-        return handles, bad
+        return pl.Series(handles, dtype=pl.Int32), bad
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no span of otel_cache came so far, be it right or not."""
-        return not self._spans
+    def _make_rows(self) -> None:
+        """Make rows of what is pending."""
+        while self._pending:
+            name, parts = self._pending.popitem()
+            spans = with_all_columns(pl.concat(parts, how="diagonal"))
+            parts.clear()
+            at = pl.int_range(self._numbered, self._numbered + spans.height, dtype=pl.UInt32, eager=True)
+            self._numbered += spans.height
+            spans = spans.with_columns(at.alias(AT))
+            if (table := TABLES.get(name)) is not None:
+                right = spans.with_columns(table.clean(spans).fill_null(False).alias("right"))["right"]
+                if not right.all():
+                    self._make_exact_rows(name, spans.filter(~right))
+                    spans = spans.filter(right)
+                schema = schemas.of_rows(table.schema).items()
+                made = table.make(spans).select(pl.col(each).cast(dtype) for each, dtype in schema)
+                self._rows[name].append(made)
+            self._keep(spans.select(*_KEPT), spans.select(pl.col(each).fill_null(0) for each in _DROPPED))
 
-    def build(self) -> Capture:
-        """Return the capture of all batches taken."""
-        clean: dict[str, pl.DataFrame] = {}
-        others: dict[str, tuple[pl.DataFrame, pl.DataFrame]] = {}
-        for name, parts in self._spans.items():
-            spans = pl.concat(parts, how="diagonal")
-            table = TABLES.get(name)
-            if table is None:
-                clean[name] = spans
-                continue
-            spans = with_all_columns(spans)
-            right = spans.with_columns(table.clean(spans).fill_null(False).alias("right"))["right"]
-            clean[name] = spans.filter(right)
-            if not right.all():
-                others[name] = self._exact(name, spans.filter(~right))
-        self._spans.clear()
-        clean, others = self._once(clean, others)
-        return self._capture({name: _rows(name, clean, others) for name in TABLES})
-
-    def _exact(self, name: str, spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return the rows of spans that are not plainly right, and every copy that can be used; count the others."""
+    def _make_exact_rows(self, name: str, spans: pl.DataFrame) -> None:
+        """Make rows of spans that are not plainly right; count those that cannot be used."""
         table = TABLES[name]
         found: list[rows.Row] = []
+        numbers: list[int] = []
         used: list[tuple[Any, ...]] = []
-        seen: set[bytes] = set()
         for row in spans.iter_rows(named=True):
             try:
                 span = _flat(name, row)
-                # A copy gives no rows, but is told by what way it came.
-                of_span = [] if span.identity in seen else table.exact(span)
+                of_span = table.exact(span)
                 dropped = [integer_or(span.attributes, each, 0) for each in DROPPED]
             except SpanError as error:
                 self._tally.skip(BAD_SPAN, f"{self._inputs[row[_INPUT]]} {row['line']}", f"{name} skipped: {error}")
                 continue
             found += of_span
-            seen.add(span.identity)
-            used.append((span.life, span.start, span.trace_id, span.span_id, *dropped))
-        return (
-            pl.DataFrame(found, schema=table.schema, orient="row"),
-            pl.DataFrame(used, schema=_KEPT, orient="row"),
+            numbers += [row[AT]] * len(of_span)
+            used.append((row[AT], span.life, span.start, *(row[each] or 0 for each in IDENTITY), *dropped))
+        exact = pl.DataFrame(found, schema=schemas.of_exact_rows(table.schema), orient="row")
+        high, low = identifiers.numbers_in("trace_id", 2)
+        (own,), (parent,) = identifiers.numbers_in("span_id", 1), identifiers.numbers_in("parent_span_id", 1)
+        numbered = exact.with_columns(
+            pl.Series(AT, numbers, pl.UInt32),
+            *(each.alias(to) for each, to in zip((high, low, own, parent), (*IDENTITY, PARENT), strict=True)),
         )
+        self._rows[name].append(numbered.select(*schemas.of_rows(table.schema)))
+        kept = pl.DataFrame(used, schema={**_KEPT, **_DROPPED}, orient="row")
+        self._keep(kept.select(*_KEPT), kept.select(*_DROPPED))
 
-    def _once(
-        self, clean: dict[str, pl.DataFrame], others: dict[str, tuple[pl.DataFrame, pl.DataFrame]]
-    ) -> tuple[dict[str, pl.DataFrame], dict[str, tuple[pl.DataFrame, pl.DataFrame]]]:
-        """Return spans and rows without what came more than once, and count what is left."""
-        kept = [_kept(spans, part) for part, spans in enumerate(clean.values())]
-        kept += [_kept(used, len(clean) + part) for part, (_, used) in enumerate(others.values())]
-        every = pl.concat(kept) if kept else pl.DataFrame(schema={**_KEPT, "part": pl.Int32(), "row": pl.Int64()})
-        spans = every
-        # No two hashes are equal: so no two identifiers are, which costs far more to compare.
-        if every.select(pl.struct(IDS).hash().n_unique()).item() < every.height:
-            spans = every.unique(IDS, keep="first", maintain_order=True)
-            self._tally.duplicates += every.height - spans.height
-            of_part = spans.partition_by("part", as_dict=True)
-            none = spans.clear()
-            for part, name in enumerate(clean):
-                clean[name] = clean[name][of_part.get((part,), none)["row"]]
-            for part, name in enumerate(others, len(clean)):
-                made, used = others[name]
-                others[name] = made.join(of_part.get((part,), none), on=IDS, how="semi"), used
-        self._tally.spans += spans.height
-        self._dropped = [int(spans[each].sum()) for each in DROPPED]
-        for life, count, start in spans.group_by("life").agg(pl.len(), pl.min("start")).sort("life").iter_rows():
-            self._lives.saw(life, count, start)
-        sampling = self._lives.sampling()
-        if sampling:
-            only = every.group_by(IDS).agg(pl.col("life").is_in(sampling).all().alias("only"), pl.first("life"))
-            for life in only.filter("only")["life"].unique():
-                self._lives.saw_sampled(life)
-        return clean, others
+    def _keep(self, kept: pl.DataFrame, dropped: pl.DataFrame) -> None:
+        self._kept.append(kept)
+        self._dropped.append(dropped.filter(pl.any_horizontal(pl.col(DROPPED) != 0)))
 
-    def _capture(self, frames: dict[str, pl.DataFrame]) -> Capture:
+    def build(self) -> Capture:
+        """Return the capture of all batches taken."""
+        self._make_rows()
+        first = self._count_once()
         lives, index = self._lives.index()
-        life = pl.col("life").replace_strict(index, return_dtype=pl.Int32)
-        lookups, groups, stores, evicts, steps, requests = (
-            frame.with_columns(life) if frame.height else frame for frame in frames.values()
-        )
-        groups = order.follow_lookups(groups, lookups)
-        evicts = order.place_markers(evicts, [lookups, stores, evicts])
+        of_handle = pl.Series([index.get(each) for each in range(max(index, default=-1) + 1)], dtype=pl.Int32)
+        frames = {}
+        for name, table in TABLES.items():
+            parts = self._rows.pop(name)
+            frame = pl.concat(parts, rechunk=True) if parts else pl.DataFrame(schema=schemas.of_rows(table.schema))
+            parts.clear()
+            if first is not None:
+                frame = frame.filter(first.gather(frame[AT]))
+            frames[name] = frame.with_columns(of_handle.gather(frame["life"]).alias("life"))
+        lookups, groups, evicts = (frames[name] for name in (names.LOOKUP, names.GROUP_LOOKUP, names.EVICT))
+        frames[names.GROUP_LOOKUP] = order.follow_lookups(groups, lookups)
+        frames[names.EVICT] = order.place_markers(evicts, [lookups, frames[names.STORE], evicts])
+        del lookups, groups, evicts
+        made = {name: _finished(order.sort(frames.pop(name)), table.schema) for name, table in TABLES.items()}
         return Capture(
             lives=lives,
-            lookups=order.sort(lookups),
-            groups=order.sort(groups),
-            stores=order.sort(stores),
-            evicts=order.sort(evicts),
-            steps=order.sort(steps),
-            requests=requests.sort("life", "start", "span_id"),
+            lookups=made[names.LOOKUP],
+            groups=made[names.GROUP_LOOKUP],
+            stores=made[names.STORE],
+            evicts=made[names.EVICT],
+            steps=made[names.STEP],
+            requests=made[names.REQUEST].sort("life", "start", "span_id"),
             usages=_usage_frame(self._usages),
             counters=_counter_frame(self._points),
-            sampled_spans=self._dropped[0],
-            unexported_spans=self._dropped[1],
+            sampled_spans=self._dropped_spans[0],
+            unexported_spans=self._dropped_spans[1],
             spans=self._tally.spans,
             foreign_spans=self._tally.foreign,
             skipped_lines=self._tally.skipped,
             notes=self._tally.notes(),
         )
 
+    def _count_once(self) -> pl.Series | None:
+        """Count the spans; return which of the numbers are those of spans that had not come before; None: all are."""
+        every = pl.concat(self._kept) if self._kept else pl.DataFrame(schema=_KEPT)
+        dropped = pl.concat(self._dropped) if self._dropped else pl.DataFrame(schema=_DROPPED)
+        self._kept.clear()
+        spans, first = every, None
+        # No two hashes are equal: so no two identifiers are, which costs more to compare.
+        if every.select(pl.struct(IDENTITY).hash().n_unique()).item() < every.height:
+            spans = every.filter(pl.struct(IDENTITY).is_first_distinct())
+            self._tally.duplicates += every.height - spans.height
+            first = pl.repeat(False, self._numbered, eager=True).scatter(spans[AT], True)
+            dropped = dropped.filter(first.gather(dropped[AT]))
+        self._tally.spans += spans.height
+        self._dropped_spans = [int(dropped[each].sum()) for each in DROPPED]
+        for life, count, start in spans.group_by("life").agg(pl.len(), pl.min("start")).sort("life").iter_rows():
+            self._lives.saw(life, count, start)
+        sampling = self._lives.sampling()
+        if sampling:
+            only = every.group_by(IDENTITY).agg(pl.col("life").is_in(sampling).all().alias("only"), pl.first("life"))
+            for life in only.filter("only")["life"].unique():
+                self._lives.saw_sampled(life)
+        return first
 
-def _kept(spans: pl.DataFrame, part: int) -> pl.DataFrame:
-    """Return what tells spans apart, and where they are: which frame, which row."""
-    present = [name for name in _KEPT if name in spans.columns]
-    absent = [pl.lit(0, dtype=pl.Int64).alias(name) for name in _KEPT if name not in spans.columns]
-    counts = [pl.col(name).fill_null(0) for name in DROPPED]
-    place = pl.lit(part, pl.Int32).alias("part"), pl.int_range(pl.len()).alias("row")
-    return spans.select(*present, *absent).with_columns(*counts).select(*_KEPT, *place)
 
-
-def _rows(
-    name: str, clean: dict[str, pl.DataFrame], others: dict[str, tuple[pl.DataFrame, pl.DataFrame]]
-) -> pl.DataFrame:
-    table = TABLES[name]
-    if name not in clean:
-        return pl.DataFrame(schema=table.schema)
-    made = table.make(clean.pop(name)).select(pl.col(each).cast(dtype) for each, dtype in table.schema.items())
-    return pl.concat([made, others[name][0]]) if name in others else made
+def _finished(made: pl.DataFrame, schema: schemas.Schema) -> pl.DataFrame:
+    """Return rows with identifiers as text, where the frame has them."""
+    words = {"trace_id": TRACE, "span_id": (SPAN,), "parent_span_id": (PARENT,)}
+    texts = [identifiers.written(*made[words[name]]).alias(name) for name in schemas.IDS if name in schema]
+    return made.with_columns(texts).select(*schema)
 
 
 def _flat(name: str, row: dict[str, Any]) -> FlatSpan:
@@ -210,5 +220,5 @@ def _flat(name: str, row: dict[str, Any]) -> FlatSpan:
     attributes = {each: row[each] for each in DTYPES if row[each] is not None}
     if row[ODD] is not None:
         attributes |= msgspec.json.decode(row[ODD])
-    ids = row["trace_id"], row["span_id"], row["parent_span_id"]
-    return checked_span(row["life"], *ids, name, row["start"], row["end"], attributes)
+    high, low, span, parent = (f"{row[each] or 0:016x}" for each in (*IDENTITY, PARENT))
+    return checked_span(row["life"], high + low, span, parent, name, row["start"], row["end"], attributes)

@@ -7,16 +7,16 @@ import polars as pl
 
 def sort(frame: pl.DataFrame) -> pl.DataFrame:
     """Return the rows by life and sequence; ties by evidence number, group and span."""
-    return frame.sort([key for key in ("life", "sequence", "number", "group", "span_id") if key in frame.columns])
+    return frame.sort([key for key in ("life", "sequence", "number", "group", "span") if key in frame.columns])
 
 
 def follow_lookups(groups: pl.DataFrame, lookups: pl.DataFrame) -> pl.DataFrame:
     """Give rows without a sequence that of their lookup; those without a lookup either explain nothing and go."""
-    parents = lookups.select("life", parent_span_id="span_id", lookup_sequence="sequence").unique(
-        ["life", "parent_span_id"], keep="first", maintain_order=True
+    parents = lookups.select("life", parent="span", lookup_sequence="sequence").unique(
+        ["life", "parent"], keep="first", maintain_order=True
     )
     return (
-        groups.join(parents, on=["life", "parent_span_id"], how="left", maintain_order="left")
+        groups.join(parents, on=["life", "parent"], how="left", maintain_order="left")
         .with_columns(pl.coalesce("sequence", "lookup_sequence").alias("sequence"))
         .drop("lookup_sequence")
         .filter(pl.col("sequence").is_not_null())

@@ -27,6 +27,7 @@ from analyzers.readers.compiled import (
     STRING,
     STRINGS,
     TRACE,
+    TRACE_LOW,
     TWO,
     Bytes,
     Ints,
@@ -40,6 +41,7 @@ from analyzers.readers.compiled import (
     mask_of,
     name_of,
     number_of,
+    swapped,
     word_at,
 )
 
@@ -48,6 +50,8 @@ _QUOTE, _BACKSLASH, _COMMA, _COLON, _MINUS = 34, 92, 44, 58, 45
 _OPEN, _CLOSE, _BEGIN, _FINISH = 91, 93, 123, 125
 _U = np.uint64
 _ONES, _HIGH = _U(0x0101010101010101), _U(0x8080808080808080)
+_NIBBLES, _ZEROS, _NINES = _U(0x0F0F0F0F0F0F0F0F), _U(0x3030303030303030), _U(0x7676767676767676)
+_EVEN_BYTES, _EVEN_PAIRS, _LOW_HALF = _U(0x00FF00FF00FF00FF), _U(0x0000FFFF0000FFFF), _U(0xFFFFFFFF)
 _QUOTES, _BACKSLASHES, _SPACES = _U(0x2222222222222222), _U(0x5C5C5C5C5C5C5C5C), _U(0x2020202020202020)
 
 
@@ -65,6 +69,7 @@ _ELEMENT, _COLONS = number_of(b'{"'), number_of(b'":')
 _M2, _M3, _M4, _M5, _M6, _M7 = (mask_of(size) for size in range(2, 8))
 
 
+_NEEDED = 1 << TRACE | 1 << SPAN | 1 << NAME | 1 << START | 1 << END
 _TRACE_ID = name_of("traceId")
 _SPAN_ID = name_of("spanId")
 _PARENT_ID = name_of("parentSpanId")
@@ -121,6 +126,41 @@ def _number(data: Bytes, at: int) -> Any:
     elif data[at] != _COMMA and data[at] != _FINISH and data[at] != _CLOSE:
         return np.int64(0), MISFIT
     return (-np.int64(value) if negative else np.int64(value)), at
+
+
+@inner
+def _eight_digits(data: Bytes, at: int) -> Any:
+    """Return the number that 8 hexadecimal digits stand for, and whether they are some, in lower case."""
+    word = word_at(data, at)
+    digits = (word & _NIBBLES) + ((word >> _U(6)) & _ONES) * _U(9)
+    # What these digits are written as: those above 9 as letters.
+    above = ((digits + _NINES) >> _U(7)) & _ONES
+    right = digits + _ZEROS + above * _U(39) == word
+    pairs = (digits << _U(4) | digits >> _U(8)) & _EVEN_BYTES
+    fours = (pairs | pairs >> _U(8)) & _EVEN_PAIRS
+    return swapped(fours | fours >> _U(16)) >> _U(32), right
+
+
+@inner
+def _sixteen_digits(data: Bytes, at: int) -> Any:
+    high, right = _eight_digits(data, at)
+    low, also = _eight_digits(data, at + 8)
+    return np.int64(high << _U(32) | low), right and also
+
+
+@inner
+def _identifier(data: Bytes, at: int, end: int, column: int, spans: Ints, row: int) -> Any:
+    """Put an identifier into a span; return whether it is one. A parent's may be empty."""
+    if column == PARENT and end == at:
+        spans[row, PARENT] = 0
+        return True
+    if end - at != (32 if column == TRACE else 16):
+        return False
+    spans[row, column], right = _sixteen_digits(data, at)
+    if column == TRACE:
+        spans[row, TRACE_LOW], also = _sixteen_digits(data, at + 16)
+        right = right and also
+    return right
 
 
 @inner
@@ -344,8 +384,8 @@ def _span(data: Bytes, at: int, record: int, resource: int, tables: Tables, word
         return MISFIT
     spans = tables.spans
     spans[row, RECORD], spans[row, RESOURCE] = record, resource
-    for column in range(TRACE, END + 1):
-        spans[row, column] = MISFIT
+    spans[row, PARENT] = 0
+    found = 0
     attributes = False
     at += 1
     while True:
@@ -369,8 +409,9 @@ def _span(data: Bytes, at: int, record: int, resource: int, tables: Tables, word
             column = END
         if column:
             # A member that stands twice is left to the exact way.
-            if spans[row, column] != MISFIT:
+            if found & 1 << column:
                 return MISFIT
+            found |= 1 << column
             if column >= START:
                 spans[row, column], at = _number(data, at)
                 if at < 0 or spans[row, column] < 0:
@@ -385,11 +426,8 @@ def _span(data: Bytes, at: int, record: int, resource: int, tables: Tables, word
                     spans[row, NAME] = find_word(data, at + 1, end, words)
                     if spans[row, NAME] < 0:
                         return MISFIT
-                else:
-                    empty = column == PARENT and end == at + 1
-                    if not empty and end - at - 1 != (32 if column == TRACE else 16):
-                        return MISFIT
-                    spans[row, column] = 0 if empty else at + 1
+                elif not _identifier(data, at + 1, end, column, spans, row):
+                    return MISFIT
                 at = end + 1
         elif is_name(data, key, end, _ATTRIBUTES):
             if attributes or data[at] != _OPEN:
@@ -404,11 +442,8 @@ def _span(data: Bytes, at: int, record: int, resource: int, tables: Tables, word
         if following == 0:
             break
         at = following
-    for column in range(TRACE, END + 1):
-        if spans[row, column] < 0 and column != PARENT:
-            return MISFIT
-    if spans[row, PARENT] < 0:
-        spans[row, PARENT] = 0
+    if found & _NEEDED != _NEEDED:
+        return MISFIT
     tables.counts[SPANS] += 1
     return at + 1
 

@@ -27,6 +27,7 @@ from analyzers.readers.compiled import (
     STRING,
     STRINGS,
     TRACE,
+    TRACE_LOW,
     TWO,
     Bytes,
     Ints,
@@ -37,6 +38,7 @@ from analyzers.readers.compiled import (
     find_word,
     inner,
     is_name,
+    swapped,
     word_at,
 )
 
@@ -46,6 +48,7 @@ _FIRST, _SECOND, _THIRD = 0x0A, 0x12, 0x1A
 _BOOLEAN, _INTEGER, _DOUBLE, _ARRAY = 0x10, 0x18, 0x21, 0x2A
 _PARENT, _NAME, _KIND, _START, _END, _ATTRIBUTE = 0x22, 0x2A, 0x30, 0x39, 0x41, 0x4A
 _DROPPED_ATTRIBUTES, _DROPPED_EVENTS, _LINK, _DROPPED_LINKS, _STATUS = 0x50, 0x60, 0x6A, 0x70, 0x7A
+_NEEDED = 1 << TRACE | 1 << SPAN | 1 << NAME
 _FLAGS, _FLAGS_, _LINK_FLAGS, _LINK_ATTRIBUTE = 0x85, 0x01, 0x35, 0x22
 
 
@@ -197,16 +200,18 @@ def _span(data: Bytes, at: int, end: int, record: int, resource: int, tables: Ta
         return False
     spans = tables.spans
     spans[row, RECORD], spans[row, RESOURCE] = record, resource
-    for column in range(TRACE, END + 1):
-        spans[row, column] = MISFIT
+    for column in (PARENT, START, END):
+        spans[row, column] = 0
+    found = 0
     first = tables.counts[ATTRIBUTES]
     while at < end:
         tag = data[at]
         at += 1
         if tag in (_START, _END):
             column = START if tag == _START else END
-            if spans[row, column] != MISFIT:
+            if found & 1 << column:
                 return False
+            found |= 1 << column
             spans[row, column] = np.int64(word_at(data, at))
             if spans[row, column] < 0:
                 return False
@@ -227,26 +232,29 @@ def _span(data: Bytes, at: int, end: int, record: int, resource: int, tables: Ta
                 if not _attribute(data, begin, at, row, first, tables, words):
                     return False
             elif tag == _NAME:
-                if spans[row, NAME] != MISFIT:
+                if found & 1 << NAME:
                     return False
+                found |= 1 << NAME
                 spans[row, NAME] = find_word(data, begin, at, words)
                 if spans[row, NAME] < 0:
                     return False
             elif tag in (_FIRST, _SECOND, _PARENT):
                 column = TRACE if tag == _FIRST else (SPAN if tag == _SECOND else PARENT)
                 empty = tag == _PARENT and begin == at
-                if spans[row, column] != MISFIT or (not empty and at - begin != (16 if tag == _FIRST else 8)):
+                if found & 1 << column or (not empty and at - begin != (16 if tag == _FIRST else 8)):
                     return False
-                spans[row, column] = 0 if empty else begin
+                found |= 1 << column
+                if not empty:
+                    spans[row, column] = np.int64(swapped(word_at(data, begin)))
+                if tag == _FIRST:
+                    spans[row, TRACE_LOW] = np.int64(swapped(word_at(data, begin + 8)))
             elif tag == _LINK:
                 if not _is_link(data, begin, at):
                     return False
             elif begin != at or (tag != _STATUS and tag != _THIRD):
                 return False
-    if at != end or spans[row, TRACE] < 0 or spans[row, SPAN] < 0 or spans[row, NAME] < 0:
+    if at != end or found & _NEEDED != _NEEDED:
         return False
-    for column in (PARENT, START, END):
-        spans[row, column] = max(spans[row, column], 0)
     tables.counts[SPANS] += 1
     return True
 

@@ -22,7 +22,6 @@ from analyzers.readers.compiled import (
     PARENT,
     RECORD,
     RESOURCE,
-    SPAN,
     START,
     STRING,
     TRACE,
@@ -36,7 +35,7 @@ from analyzers.readers.compiled import (
 )
 
 Texts = Callable[[Ints, Ints, Any], Any]
-"""Takes where strings or identifiers begin, their lengths, and which are there (None: all); gives an Arrow array."""
+"""Takes where strings begin, their lengths, and which are there (None: all); gives an Arrow array."""
 
 
 @compiled
@@ -46,17 +45,6 @@ def _gather(data: Bytes, begins: Ints, offsets: Ints, into: Bytes) -> None:
         at, first = begins[row], offsets[row]
         for each in range(offsets[row + 1] - first):
             into[first + each] = data[at + each]
-
-
-@compiled
-def _gather_hex(data: Bytes, begins: Ints, offsets: Ints, into: Bytes) -> None:
-    """Write bytes as hexadecimal digits, one identifier behind the other."""
-    for row in range(len(begins)):
-        at, first = begins[row], offsets[row]
-        for each in range((offsets[row + 1] - first) // 2):
-            high, low = data[at + each] >> 4, data[at + each] & 15
-            into[first + 2 * each] = high + (48 if high < 10 else 87)
-            into[first + 2 * each + 1] = low + (48 if low < 10 else 87)
 
 
 @compiled
@@ -75,21 +63,16 @@ def _offsets(lengths: Ints) -> Ints:
     return offsets
 
 
-def texts_of(data: Bytes, gather: Callable[..., None] = _gather, scale: int = 1) -> Texts:
+def texts_of(data: Bytes) -> Texts:
     """Return how Arrow's strings are made of their places in `data`."""
 
     def make(begins: Ints, lengths: Ints, valid: Any) -> Any:
-        offsets = _offsets(lengths * scale)
+        offsets = _offsets(lengths)
         text = np.empty(offsets[-1], np.uint8)
-        gather(data, begins, offsets, text)
+        _gather(data, begins, offsets, text)
         return pa.Array.from_buffers(pa.large_string(), len(begins), [valid, pa.py_buffer(offsets), pa.py_buffer(text)])
 
     return make
-
-
-def hexadecimal_of(data: Bytes) -> Texts:
-    """Return how Arrow's strings are made of the places of identifiers in `data`."""
-    return texts_of(data, _gather_hex, 2)
 
 
 def frames(
@@ -103,7 +86,7 @@ def frames(
         resources: the index in the batch of each resource.
         numbers: the number of each record.
         data: what was scanned.
-        json: whether it was JSON: identifiers and numbers with a point are text there.
+        json: whether it was JSON: numbers with a point are text there.
 
     """
     count, attributes, elements, _ = tables.counts
@@ -135,22 +118,14 @@ class _Makers:
     def __init__(self, data: Bytes, elements: Ints, json: bool) -> None:
         self._elements, self._json = elements, json
         self._texts = texts_of(data)
-        self._identifiers = self._texts if json else hexadecimal_of(data)
 
     def base(self, spans: Ints, resources: npt.NDArray[np.int32], numbers: Ints) -> dict[str, Any]:
         """Return the columns of `BASE`."""
-        size = 1 if self._json else 2
-
-        def identifier(column: int, digits: int) -> Any:
-            begins = np.ascontiguousarray(spans[:, column])
-            return self._identifiers(begins, np.where(begins > 0, digits // size, 0), None)
-
+        identifiers = np.ascontiguousarray(spans[:, TRACE : PARENT + 1].T).view(np.uint64)
         columns = (
             pa.array(resources[spans[:, RESOURCE]]),
             pa.array(numbers[spans[:, RECORD]]),
-            identifier(TRACE, 32),
-            identifier(SPAN, 16),
-            identifier(PARENT, 16),
+            *map(pa.array, identifiers),
             pa.array(spans[:, START]),
             pa.array(spans[:, END]),
         )

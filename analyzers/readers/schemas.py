@@ -2,22 +2,21 @@
 
 import polars as pl
 
-_SHARED = {
+Schema = dict[str, pl.DataType]
+
+SHARED: Schema = {
     "life": pl.Int32(),
     "sequence": pl.Int64(),
     "number": pl.Int64(),
     "missing": pl.Int64(),
     "start": pl.Int64(),
     "end": pl.Int64(),
-    "trace_id": pl.String(),
-    "span_id": pl.String(),
-    "parent_span_id": pl.String(),
 }
-
-Schema = dict[str, pl.DataType]
+IDS: Schema = {"trace_id": pl.String(), "span_id": pl.String(), "parent_span_id": pl.String()}
 
 LOOKUPS: Schema = {
-    **_SHARED,
+    **SHARED,
+    **IDS,
     "request_id": pl.String(),
     "prompt_tokens": pl.Int64(),
     "hit_tokens": pl.Int64(),
@@ -44,7 +43,8 @@ LOOKUPS: Schema = {
 }
 
 GROUPS: Schema = {
-    **_SHARED,
+    **SHARED,
+    "parent_span_id": pl.String(),
     "group": pl.Int32(),
     "kind": pl.String(),
     "block_size": pl.Int64(),
@@ -58,7 +58,7 @@ GROUPS: Schema = {
 }
 
 STORES: Schema = {
-    **_SHARED,
+    **SHARED,
     "request_id": pl.String(),
     "origin": pl.String(),
     "chunk_start": pl.Int64(),
@@ -73,7 +73,7 @@ STORES: Schema = {
 }
 
 EVICTS: Schema = {
-    **_SHARED,
+    **SHARED,
     "group": pl.Int32(),
     "positions": pl.String(),
     "fingerprints": pl.Binary(),
@@ -86,7 +86,7 @@ EVICTS: Schema = {
 }
 
 STEPS: Schema = {
-    **_SHARED,
+    **SHARED,
     "index": pl.Int64(),
     "prefill_tokens": pl.Int64(),
     "decode_tokens": pl.Int64(),
@@ -99,7 +99,8 @@ STEPS: Schema = {
 }
 
 REQUESTS: Schema = {
-    **_SHARED,
+    **SHARED,
+    **IDS,
     "request_id": pl.String(),
     "external_id": pl.String(),
     "session": pl.Binary(),
@@ -116,9 +117,7 @@ REQUESTS: Schema = {
 }
 
 USAGES: Schema = {
-    "trace_id": pl.String(),
-    "span_id": pl.String(),
-    "parent_span_id": pl.String(),
+    **IDS,
     "start": pl.Int64(),
     "end": pl.Int64(),
     "name": pl.String(),
@@ -141,3 +140,24 @@ COUNTERS: Schema = {
     "value": pl.Float64(),
     "delta": pl.Boolean(),
 }
+
+AT, SPAN, PARENT = "at", "span", "parent"
+TRACE = ("trace_high", "trace_low")
+
+
+def of_rows(frame: Schema) -> Schema:
+    """Return the columns that the rows of a frame have while it is made.
+
+    Identifiers are numbers, as in batches; `span` is there to tell rows apart, `at` is the number of the row's span.
+    """
+    made: Schema = {AT: pl.UInt32(), SPAN: pl.UInt64()}
+    if "trace_id" in frame:
+        made |= dict.fromkeys(TRACE, pl.UInt64())
+    if "parent_span_id" in frame:
+        made[PARENT] = pl.UInt64()
+    return made | {name: dtype for name, dtype in frame.items() if name not in IDS}
+
+
+def of_exact_rows(frame: Schema) -> Schema:
+    """Return the columns of what `analyzers.readers.rows` makes for a frame."""
+    return {**SHARED, **IDS, **frame}

@@ -36,11 +36,6 @@ class FlatSpan(msgspec.Struct, gc=False):
     end: int
     attributes: dict[str, Any]
 
-    @property
-    def identity(self) -> bytes:
-        """What tells the span from all others: the bytes of its trace id and span id."""
-        return bytes.fromhex(self.trace_id + self.span_id)
-
 
 def check_identifier(written: str | None, length: int, what: str) -> str:
     """Return an identifier of `length` bytes as lower-case hex.
@@ -94,7 +89,8 @@ def checked_span(
         life,
         check_identifier(trace_id, TRACE_ID_BYTES, "trace id"),
         check_identifier(span_id, SPAN_ID_BYTES, "span id"),
-        check_identifier(parent_span_id, SPAN_ID_BYTES, "parent span id") if parent_span_id else "",
+        # All zeros are no parent.
+        check_identifier(parent_span_id, SPAN_ID_BYTES, "parent span id") if (parent_span_id or "").strip("0") else "",
         name or "",
         check_time(start, "start"),
         check_time(end, "end"),

@@ -6,7 +6,7 @@ goes to `analyzers.readers.rows`, span by span, which knows every fault by name 
 
 from collections.abc import Callable, Sequence
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 from typing import NamedTuple
 
 import polars as pl
@@ -32,10 +32,10 @@ class Table(NamedTuple):
     """How the spans of one name become rows.
 
     Attributes:
-        schema: columns of the rows.
+        schema: columns of the frame.
         clean: takes spans, all attributes as columns, and says which of them have no fault, one boolean each.
-        make: makes rows of those.
-        exact: makes rows of any span, or says what is wrong with it.
+        make: makes rows of those, with the columns of `schemas.of_rows`.
+        exact: makes rows of any span, with those of `schemas.of_exact_rows`, or says what is wrong with it.
 
     """
 
@@ -59,14 +59,11 @@ def _all(*conditions: pl.Expr) -> pl.Expr:
 def _identified() -> pl.Expr:
     """The conditions of all tables: identifiers and times are right, and no attribute has another type."""
 
-    def hexadecimal(column: str, digits: int) -> pl.Expr:
-        return pl.col(column).str.contains(f"^[0-9a-f]{{{digits}}}$") & (pl.col(column) != "0" * digits)
-
-    parent = (pl.col("parent_span_id") == "") | hexadecimal("parent_span_id", 16)
     times = (pl.col("start") >= 0) & (pl.col("end") >= 0)
     counts = (names.MISSING_RECORDS, names.EVIDENCE_NUMBER, names.SAMPLING_DROPPED, names.EXPORT_DROPPED)
     return _all(
-        hexadecimal("trace_id", 32), hexadecimal("span_id", 16), parent, times, pl.col(ODD).is_null(),
+        reduce(or_, map(pl.col, schemas.TRACE)) != 0, pl.col(schemas.SPAN) != 0, pl.col(schemas.PARENT).is_not_null(),
+        times, pl.col(ODD).is_null(),
         *(_count_or_none(name) for name in (names.RECORD_SEQUENCE, *counts)),
     )  # fmt: skip
 
@@ -133,17 +130,17 @@ def _binary(name: str) -> pl.Expr:
     return _decoded(pl.col(name)).fill_null(_NO_BYTES)
 
 
-def _shared() -> list[pl.Expr]:
+def _shared(schema: schemas.Schema) -> list[pl.Expr]:
+    """The columns that all frames have, and those that tell the rows apart."""
+    apart = schemas.of_rows(schema).keys() - schema.keys()
     return [
+        *map(pl.col, sorted(apart)),
         pl.col("life"),
         pl.col(names.RECORD_SEQUENCE).alias("sequence"),
         pl.col(names.EVIDENCE_NUMBER).alias("number"),
         pl.col(names.MISSING_RECORDS).fill_null(0).alias("missing"),
         pl.col("start"),
         pl.max_horizontal("start", "end").alias("end"),
-        pl.col("trace_id"),
-        pl.col("span_id"),
-        pl.col("parent_span_id"),
     ]
 
 
@@ -216,7 +213,7 @@ def _make_lookups(spans: pl.DataFrame) -> pl.DataFrame:
         "discarded_tokens": pl.col(names.LOOKUP_DISCARDED_TOKENS).fill_null(0),
         "connector": pl.col(names.LOOKUP_CONNECTOR).fill_null(False),
     }
-    return spans.select(*_shared(), *_named(columns))
+    return spans.select(*_shared(schemas.LOOKUPS), *_named(columns))
 
 
 _PASSES = {
@@ -247,7 +244,7 @@ def _make_groups(spans: pl.DataFrame) -> pl.DataFrame:
         "stored_above": pl.col(names.GROUP_STORED_ABOVE),
         **{column: pl.col(name).fill_null(pl.lit([], dtype=pl.List(pl.Int64))) for column, name in _PASSES.items()},
     }
-    return spans.select(*_shared(), *_named(columns)).explode("group")
+    return spans.select(*_shared(schemas.GROUPS), *_named(columns)).explode("group")
 
 
 _POSITIONS = {
@@ -288,10 +285,10 @@ def _make_stores(spans: pl.DataFrame) -> pl.DataFrame:
         "first": pl.col(names.FINGERPRINT_FIRST),
         "values": _fingerprints(names.FINGERPRINT_VALUES),
     }
-    made = spans.with_row_index(_ROW).select(_ROW, *_shared(), *_named(columns)).explode("group", *_POSITIONS)
+    made = spans.select(*_shared(schemas.STORES), *_named(columns)).explode("group", *_POSITIONS)
     # It stands on a span's first row alone, so that a frame's sum is right.
-    missing = pl.when(pl.col(_ROW).is_first_distinct()).then("missing").otherwise(0)
-    return made.with_columns(missing.alias("missing")).drop(_ROW)
+    first = pl.col(schemas.AT).ne_missing(pl.col(schemas.AT).shift())
+    return made.with_columns(pl.when(first).then("missing").otherwise(0).alias("missing"))
 
 
 _EVICTED = {
@@ -351,7 +348,9 @@ def _make_evicts(spans: pl.DataFrame) -> pl.DataFrame:
         "reset": pl.lit(False),
     }
     gone = _gone(spans).drop("blocks", "count")
-    joined = gone.join(spans.select(_ROW, *_shared(), *_named(of_span)), on=_ROW, how="left", maintain_order="left")
+    joined = gone.join(
+        spans.select(_ROW, *_shared(schemas.EVICTS), *_named(of_span)), on=_ROW, how="left", maintain_order="left"
+    )
     return joined.with_columns(
         _decoded(pl.col("fingerprints")).alias("fingerprints"),
         _NO_BYTES.alias("keys"),
@@ -382,7 +381,7 @@ _STEP_SECONDS = {
 
 def _make_steps(spans: pl.DataFrame) -> pl.DataFrame:
     return spans.select(
-        *_shared(),
+        *_shared(schemas.STEPS),
         pl.col(names.STEP_INDEX).alias("index"),
         *(pl.col(name).fill_null(0).alias(column) for column, name in _STEP_COUNTS.items()),
         *(pl.col(name).alias(column) for column, name in _STEP_SECONDS.items()),
@@ -416,7 +415,7 @@ def _make_requests(spans: pl.DataFrame) -> pl.DataFrame:
         return pl.when(pl.col(name) != "").then(pl.col(name))
 
     return spans.select(
-        *_shared(),
+        *_shared(schemas.REQUESTS),
         pl.col(names.REQUEST_ID).alias("request_id"),
         text(names.REQUEST_EXTERNAL_ID).alias("external_id"),
         _binary(names.REQUEST_SESSION_DIGEST).alias("session"),

@@ -200,7 +200,12 @@ def only_spans(capture: Capture) -> Capture:
 @settings(max_examples=100, deadline=None)
 @given(at=st.integers(0, len(WHOLE) - 1), junk=st.binary(min_size=1, max_size=20))
 def test_damage_anywhere_is_an_error_or_a_skip(tmp_path_factory: pytest.TempPathFactory, at: int, junk: bytes) -> None:
-    capture = read(tmp_path_factory.mktemp("junk"), WHOLE[:at] + junk + WHOLE[at + len(junk) :])
+    try:
+        capture = read(tmp_path_factory.mktemp("junk"), WHOLE[:at] + junk + WHOLE[at + len(junk) :])
+    except CaptureError as error:
+        # The junk looks like the beginning of another form.
+        assert at == 0 and "at its beginning" in str(error)
+        return
     assert capture.spans + capture.skipped_lines + capture.foreign_spans > 0
 
 
