@@ -72,10 +72,16 @@ def _chunk_end(settings: Settings, prefill: Prefill, start: int) -> int:
         (start // block + 1) * block if start % block else 0,
         last,
         tail if last < tail < prefill.tokens else 0,
-        start + (prefill.junction - start) // block * block if start < prefill.junction < end else 0,
+        _junction_stop(settings, prefill, start, block) if start < prefill.junction < end else 0,
     ]
     end = min((stop for stop in stops if start < stop < end), default=end)
     return end if end > start else min(prefill.tokens, start + budget)
+
+
+def _junction_stop(settings: Settings, prefill: Prefill, start: int, block: int) -> int:
+    if settings.shared_prefix_checkpoint:
+        return prefill.junction
+    return start + (prefill.junction - start) // block * block
 
 
 def _drops(settings: Settings) -> bool:
@@ -168,9 +174,12 @@ def left(settings: Settings, group: Group, prefill: Prefill) -> list[int]:
         # The state of a chunk that ends inside a block is taken for that of the block's end.
         made = {-(-end // group.block_size) * group.block_size for end in ends}
         found = [end for end in wanted if end in made]
-        tail = _tail_key(settings, group, prefill.tokens)
-        inside = tail in ends and (tail % group.block_size or settings.version_tuple >= BELOW_LAST)
-        return sorted({*found, tail} if inside else found)
+        last_one_too = settings.version_tuple >= BELOW_LAST
+        keys = {_tail_key(settings, group, prefill.tokens)}
+        if settings.shared_prefix_checkpoint:
+            keys.add(prefill.junction)
+        inside = {key for key in keys.intersection(ends) if key % group.block_size or last_one_too}
+        return sorted({*found, *inside})
     if group.dense and settings.partial_hits and group.fine_grained:
         unit, tokens = settings.hash_block, prefill.tokens
         whole = settings.version_tuple < BELOW_LAST or group.flagged

@@ -46,6 +46,7 @@ class Settings:
         lookahead: tokens beyond a position that its key covers.
         block_beyond: a group that drops a block may look one block past the hit limit.
         retention: "dense", or the retention interval.
+        shared_prefix_checkpoint: Mamba groups keep a state where a lookup saw a shared prefix end, inside a block too.
         num_blocks: size of the block pool; replicas that differ in it alone have the same configuration.
 
     """
@@ -66,6 +67,7 @@ class Settings:
     fingerprint_key_id: str
     model: str = ""
     speculative_tokens: int = 0
+    shared_prefix_checkpoint: bool = False
     num_blocks: int = field(default=0, compare=False)
 
     @cached_property
@@ -126,8 +128,8 @@ class _Attributes:
     def integers(self, name: str, least: int = 0) -> list[int]:
         return [self._integer(name, value, least) for value in self._list(name)]
 
-    def flag(self, name: str) -> bool:
-        return self._flag(name, self._get(name, None))
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        return self._flag(name, self._get(name, default))
 
     def flags(self, name: str) -> list[bool]:
         return [self._flag(name, value) for value in self._list(name)]
@@ -202,6 +204,7 @@ def read_settings(attributes: Mapping[str, Any], where: str) -> Settings:
         fingerprint_key_id=read.text(names.FINGERPRINT_KEY_ID, ""),
         model=read.text(names.MODEL, ""),
         speculative_tokens=read.integer(names.SPECULATIVE_TOKENS, default=0),
+        shared_prefix_checkpoint=read.flag(names.SHARED_PREFIX_CHECKPOINT, False),
         num_blocks=read.integer(names.NUM_BLOCKS, default=0),
     )
     if any(group.block_size % settings.hash_block for group in groups):

@@ -18,6 +18,8 @@ DENSE_BY_DEFAULT = (0, 29)
 """Below this version every state is kept unless told otherwise; in it, with speculation."""
 BLOCK_BEYOND = (0, 32)
 """From this version on a group that drops a block may look one block past the longest hit."""
+SHARED_PREFIX = (0, 31)
+"""From this version on Mamba groups keep a state where a shared prefix ends, if they are told to."""
 LOOKAHEAD = (0, 33)
 """From this version on keys cover what the drafter reads beyond a block, so that none is dropped."""
 LOOKAHEAD_TOKENS = 1
@@ -65,6 +67,9 @@ def configured(engine: Engine, version: str) -> Settings:
         fingerprint_key_id="",
         speculative_tokens=engine.speculative.num_speculative_tokens if engine.speculative else 0,
         num_blocks=engine.num_gpu_blocks,
+        shared_prefix_checkpoint=(
+            engine.enable_mamba_shared_prefix_checkpoint and eagle and partial and at >= SHARED_PREFIX
+        ),
     )
 
 

@@ -138,6 +138,10 @@ def _vllm_config(engine: Engine) -> Any:
     # Without this field the interval is in the environment.
     if interval != "default" and "prefix_cache_retention_interval" in _field_names(EngineArgs):
         settings["prefix_cache_retention_interval"] = None if interval == "dense" else interval
+    if engine.enable_mamba_shared_prefix_checkpoint:
+        if "enable_mamba_shared_prefix_checkpoint" not in _field_names(EngineArgs):
+            raise LabError("engine.enable_mamba_shared_prefix_checkpoint: this vLLM has no such setting; use false")
+        settings["enable_mamba_shared_prefix_checkpoint"] = True
     config = EngineArgs(
         model=MODEL,
         load_format="dummy",

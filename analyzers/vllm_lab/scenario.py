@@ -3,6 +3,7 @@
     engine:
       block_size: 1600                       # of every group that names none of its own
       prefix_match_unit: null                # hash block; null: the largest that divides every group's block
+      enable_mamba_shared_prefix_checkpoint: false
       prefix_cache_retention_interval: 0     # tokens, `dense`, or `default`: what this vLLM does unasked
       max_num_batched_tokens: 8192
       num_gpu_blocks: 400
@@ -87,6 +88,7 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     groups: Annotated[tuple[Group, ...], msgspec.Meta(min_length=1)]
     block_size: Positive = 16
     prefix_match_unit: Positive | None = None
+    enable_mamba_shared_prefix_checkpoint: bool = False
     prefix_cache_retention_interval: Count | Literal["dense", "default"] = "default"
     max_num_batched_tokens: Positive = 8192
     num_gpu_blocks: Positive = 400

@@ -130,6 +130,7 @@ def replica_attributes(scheduler: Any, configured_replica_id: str | None, key_id
         names.NUM_BLOCKS: int(coordinator.block_pool.num_gpu_blocks),
         names.HASH_ALGORITHM: str(getattr(cache, "prefix_caching_hash_algo", "")),
         names.MAMBA_CACHE_MODE: str(getattr(cache, "mamba_cache_mode", "")),
+        names.SHARED_PREFIX_CHECKPOINT: bool(getattr(scheduler, "mamba_shared_prefix_checkpoint", False)),
         names.SPECULATIVE_METHOD: str(getattr(speculative, "method", "") or ""),
         names.SPECULATIVE_TOKENS: int(getattr(speculative, "num_speculative_tokens", 0) or 0),
         names.MAX_BATCHED_TOKENS: int(config.scheduler_config.max_num_batched_tokens),
