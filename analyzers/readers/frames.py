@@ -151,7 +151,8 @@ class CaptureBuilder:
         frames = {}
         for name, table in TABLES.items():
             parts = self._rows.pop(name)
-            frame = pl.concat(parts, rechunk=True) if parts else pl.DataFrame(schema=schemas.of_rows(table.schema))
+            # Their parts become one when they are sorted, which copies them anyway.
+            frame = pl.concat(parts) if parts else pl.DataFrame(schema=schemas.of_rows(table.schema))
             parts.clear()
             if first is not None:
                 frame = frame.filter(first.gather(frame[AT]))
@@ -186,7 +187,8 @@ class CaptureBuilder:
         self._kept.clear()
         spans, first = every, None
         # No two hashes are equal: so no two identifiers are, which costs more to compare.
-        if every.select(pl.struct(IDENTITY).hash().n_unique()).item() < every.height:
+        hashes = every.select(pl.struct(IDENTITY).hash().sort()).to_series()
+        if (hashes == hashes.shift()).any():
             spans = every.filter(pl.struct(IDENTITY).is_first_distinct())
             self._tally.duplicates += every.height - spans.height
             first = pl.repeat(False, self._numbered, eager=True).scatter(spans[AT], True)
