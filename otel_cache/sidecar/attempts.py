@@ -4,15 +4,14 @@
 takes the place of the first. So what was open before a call stays until the call's outcome is known.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from otel_cache.records import Lookup, RepeatedLookup
 from otel_cache.sidecar.causes import Cause
 from otel_cache.sidecar.verdict import Verdict, same_outcome
 
 
-@dataclass(slots=True)
-class OpenLookup:
+class OpenLookup(msgspec.Struct, gc=False):
     """Lookups in a row with one outcome, none of which has been closed yet; times in ns since the epoch.
 
     `last` is the latest that was sent whole, `start` the start of the first and `called` that of the first in the

@@ -21,7 +21,6 @@ from otel_cache.records import (
     Step,
     StepDone,
     Store,
-    Unknown,
 )
 from otel_cache.semconv.names import WORKER_RANK
 from otel_cache.sidecar.life import Gaps, ReplicaLife
@@ -82,22 +81,30 @@ class ProcessBuilder:
     def add(self, batch: Batch) -> list[SpanData]:
         """Return the spans that the records of `batch` finish."""
         self._dropped = max(self._dropped, batch.dropped)
+        lives, workers = self._lives, self._workers
+        expected = self._expected
         for record in batch.records:
-            if record.sequence == self._expected:
-                self._expected += 1
-            elif not self._resumes(record):
+            if record.sequence == expected:
+                expected += 1
+            elif record.sequence > expected:
+                self._miss(record.sequence - expected)
+                expected = record.sequence + 1
+            elif type(record) is not Replica:
+                # A frame that a broken connection cut short comes again whole, and so do the replicas' settings.
                 continue
             try:
-                handler = _HANDLERS.get(type(record))
-                if handler is not None:
-                    handler(self._lives.get(record.replica) or self._life(record.replica), record)
-                else:
-                    self._dispatch(record)
+                if (handler := _HANDLERS.get(type(record))) is not None:
+                    handler(lives.get(record.replica) or self._life(record.replica), record)
+                elif type(record) is Executed:
+                    (workers.get(record.replica) or self._worker(record.replica)).on_executed(record)
+                elif type(record) is Replica:
+                    self._introduce(record)
             except Exception:
                 # A record that nobody foresaw costs its own span, never the ones after it.
                 self.failed += 1
                 if self.failed == 1:
                     _logger.exception("a record could not be made a span; further ones are only counted")
+        self._expected = expected
         return self._take()
 
     def close(self) -> list[SpanData]:
@@ -110,25 +117,16 @@ class ProcessBuilder:
             life.close()
         return self._take()
 
-    def _resumes(self, record: Record | Unknown) -> bool:
-        """Count what is missing before `record`; return False where it has come before."""
-        if record.sequence < self._expected:
-            # A frame that a broken connection cut short comes again whole, and so do the replicas' settings.
-            return isinstance(record, Replica)
-        self._gaps.missing += record.sequence - self._expected
+    def _miss(self, records: int) -> None:
+        self._gaps.missing += records
         for life in self._lives.values():
             life.interrupt()
-        self._expected = record.sequence + 1
-        return True
 
-    def _dispatch(self, record: Record | Unknown) -> None:
-        if isinstance(record, Executed):
-            self._worker(record.replica).on_executed(record)
-        elif isinstance(record, Replica):
-            if WORKER_RANK in record.attributes:
-                self._worker(record.replica).on_replica(record)
-            else:
-                self._life(record.replica).on_replica(record)
+    def _introduce(self, record: Replica) -> None:
+        if WORKER_RANK in record.attributes:
+            self._worker(record.replica).on_replica(record)
+        else:
+            self._life(record.replica).on_replica(record)
 
     def _life(self, handle: int) -> ReplicaLife:
         life = self._lives.get(handle)

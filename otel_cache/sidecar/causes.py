@@ -4,7 +4,7 @@ A state is named by the fingerprint of its prefix, the digest of its extra keys 
 share a position but not a prefix never meet. The tables are bounded: what they forget costs a link, never more.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from otel_cache.records import FINGERPRINT_BYTES, Evict, Lookup, Span, Store
 from otel_cache.semconv import names
@@ -54,16 +54,18 @@ class Causes:
 
     def on_store(self, record: Store, prints: Prints, key: bytes, span: Context, settings: Settings) -> None:
         """Note what the store whose span is `span` did not keep, and that what it kept is not refused any more."""
-        if not settings.hash_block:
+        hash_block = settings.hash_block
+        if not hash_block:
             return
         if record.masked or record.missing:
             self._refusing.add(record.group)
         suffix = key + _suffix(record.group)
-        for position in _on_grid((*record.masked, *record.missing), settings):
-            if fingerprint := prints.at(position, settings.hash_block):
+        grid = settings.alignment or hash_block
+        for run in (*record.masked, *record.missing):
+            for fingerprint in prints.along(_on_grid(run, grid), hash_block):
                 self._refused.put(fingerprint + suffix, span)
-        for position in _on_grid(record.stored, settings):
-            if fingerprint := prints.at(position, settings.hash_block):
+        for run in record.stored:
+            for fingerprint in prints.along(_on_grid(run, grid), hash_block):
                 self._refused.forget(fingerprint + suffix)
 
     def on_evict(self, record: Evict, gathered: GatheredEvicts) -> None:
@@ -127,10 +129,9 @@ def _suffix(group: int) -> bytes:
     return group.to_bytes(4, "big", signed=True)
 
 
-def _on_grid(runs: Iterable[Span], settings: Settings) -> Iterator[int]:
-    grid = settings.alignment or settings.hash_block
-    for first, last, step in runs:
-        if first % grid == 0 and step % grid == 0:
-            yield from range(first, last + 1, step)
-        else:
-            yield from (position for position in range(first, last + 1, step) if position % grid == 0)
+def _on_grid(run: Span, grid: int) -> Sequence[int]:
+    first, last, step = run
+    positions = range(first, last + 1, step)
+    if first % grid == 0 and step % grid == 0:
+        return positions
+    return [position for position in positions if position % grid == 0]

@@ -4,7 +4,6 @@ Records that follow one another and are of one kind and one request become one s
 between begins a new one, so that spans in the order of their first records tell what happened in its true order.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress, repeat
 from operator import attrgetter
@@ -84,7 +83,7 @@ class GatheredStores:
         elif len(groups) == len(records):
             records.sort(key=attrgetter("group"))
             for key, runs_of in _RUNS:
-                attributes[key] = [format_positions(runs_of(record)) for record in records]
+                attributes[key] = [format_positions(runs) if (runs := runs_of(record)) else "" for record in records]
         else:
             for key, runs_of in _RUNS:
                 attributes[key] = [format_positions(_union(runs_of, records, group)) for group in groups]
@@ -223,10 +222,11 @@ def _evict_arrays(groups: Mapping[int, _Gone]) -> dict[str, Value]:
 
 def _blocks_by_kind(groups: Mapping[int, _Gone], kind_of: Callable[[int], str]) -> dict[str, Value]:
     # Numbers of their own: neither a collector's metrics nor a back end's search can add up an array.
-    blocks: Counter[str] = Counter()
+    blocks: dict[str, int] = {}
     for group, row in groups.items():
-        blocks[_BLOCKS_OF_KIND.get(kind_of(group), names.EVICT_OTHER_BLOCKS)] += len(row.positions)
-    return dict(blocks)
+        name = _BLOCKS_OF_KIND.get(kind_of(group), names.EVICT_OTHER_BLOCKS)
+        blocks[name] = blocks.get(name, 0) + len(row.positions)
+    return dict[str, Value](blocks)
 
 
 def _takers(row: _Gone) -> str:

@@ -6,23 +6,29 @@ A slow collector never holds up the evidence: what it does not take waits on dis
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 
 from otel_cache.semconv import names
 from otel_cache.sidecar.backlog import Backlog
 from otel_cache.sidecar.exporters import Answer, Exporter, Outcome
-from otel_cache.sidecar.otlp_protobuf import encode_spans
+from otel_cache.sidecar.otlp_protobuf import encode_request, encode_span, split
+from otel_cache.sidecar.resource import ReplicaResource
 from otel_cache.sidecar.spans import SpanData
 from otel_cache.sidecar.spool import Encoded
 from otel_cache.sidecar.tracing import EVIDENCE
 
 _logger = logging.getLogger(__name__)
 
-BATCH_SPANS = 512
+BATCH_SPANS = 2048
 MAX_BATCH_BYTES = 3 << 20
 """Collectors take 4 MiB in a gRPC message."""
+PART_SPANS = 256
+"""Spans that are dealt with in one go."""
+BATCH_BYTES = 1 << 20
 BATCH_SECONDS = 1.0
 PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 5.0
@@ -30,7 +36,7 @@ CLOSE_SECONDS = 10.0
 
 
 class ExportQueue:
-    """Encodes spans and sends them. `put`, `flush_old` and `close` belong to one thread, sending to another.
+    """Encodes spans and sends them. `put`, the flushes and `close` belong to one thread, sending to another.
 
     Attributes:
         exported: spans that the collector took.
@@ -47,7 +53,8 @@ class ExportQueue:
         self.error = ""
         self._exporter = exporter
         self._backlog = backlog
-        self._open: list[SpanData] = []
+        self._open: defaultdict[ReplicaResource, list[bytes]] = defaultdict(list)
+        self._open_spans = self._open_bytes = 0
         self._open_since = 0.0
         self._told = 0
         self._deadline: float | None = None
@@ -65,24 +72,35 @@ class ExportQueue:
         """What waits."""
         return self._backlog
 
-    def put(self, spans: Iterable[SpanData]) -> None:
-        """Take spans; a batch is encoded when it is full, or by `flush_old`."""
-        for span in spans:
+    def put(self, spans: Sequence[SpanData]) -> None:
+        """Encode spans; a batch waits to be sent when it is full, or by `flush_old`."""
+        for start in range(0, len(spans), PART_SPANS):
+            part = spans[start : start + PART_SPANS]
+            if self._backlog.untold:
+                part = self._tell(part)
             if not self._open:
                 self._open_since = time.monotonic()
-            self._open.append(self._tell(span) if self._backlog.untold and span.name in EVIDENCE else span)
-            if len(self._open) >= BATCH_SPANS:
+            for resource, spans_of_one in groupby(part, attrgetter("resource")):
+                encoded = list(map(encode_span, spans_of_one))
+                self._open[resource] += encoded
+                self._open_spans += len(encoded)
+                self._open_bytes += sum(map(len, encoded))
+            if self._open_spans >= BATCH_SPANS or self._open_bytes >= BATCH_BYTES:
                 self._seal()
 
     def flush_old(self) -> None:
         """Send the batch that is not full yet, if it has waited long enough."""
-        if self._open and time.monotonic() - self._open_since >= BATCH_SECONDS:
+        if time.monotonic() - self._open_since >= BATCH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the batch that is not full yet."""
+        if self._open:
             self._seal()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> int:
         """Send what waits within `seconds`; return how many spans stay on disk for the next sidecar."""
-        if self._open:
-            self._seal()
+        self.flush()
         with self._backlog.changed:
             self._deadline = time.monotonic() + (0 if self._away else seconds)
             self._backlog.changed.notify_all()
@@ -93,17 +111,24 @@ class ExportQueue:
             self._thread.join(2.0)
         return self._backlog.close()
 
-    def _tell(self, span: SpanData) -> SpanData:
-        dropped = self._backlog.take_untold()
-        self._told += dropped
-        return replace(span, attributes={**span.attributes, names.EXPORT_DROPPED: dropped})
+    def _tell(self, spans: Sequence[SpanData]) -> Sequence[SpanData]:
+        """Return `spans` with what was dropped before told on the first of the evidence, where there is one."""
+        for number, span in enumerate(spans):
+            if span.name in EVIDENCE:
+                dropped = self._backlog.take_untold()
+                self._told += dropped
+                return [*spans[:number], span.with_attribute(names.EXPORT_DROPPED, dropped), *spans[number + 1 :]]
+        return spans
 
     def _seal(self) -> None:
         told, self._told = self._told, 0
-        for spans in _split(self._open):
-            self._backlog.put(Encoded(*spans, told))
+        # One that is large may be too large for a message.
+        parts = [self._open] if self._open_bytes <= MAX_BATCH_BYTES else split(self._open, MAX_BATCH_BYTES)
+        for part in parts:
+            self._backlog.put(Encoded(encode_request(part), sum(map(len, part.values())), told))
             told = 0
-        self._open = []
+        self._open.clear()
+        self._open_spans = self._open_bytes = 0
 
     def _run(self) -> None:
         pause = PAUSE_SECONDS
@@ -150,17 +175,6 @@ class ExportQueue:
     def _note(self, error: str) -> None:
         self.failed = time.time_ns()
         self.error = error
-
-
-def _split(spans: Sequence[SpanData]) -> Iterator[tuple[bytes, int]]:
-    """Yield `spans` encoded, in as many parts as the limit of a message asks for."""
-    data = encode_spans(spans)
-    if len(data) <= MAX_BATCH_BYTES or len(spans) == 1:
-        yield data, len(spans)
-        return
-    half = len(spans) // 2
-    yield from _split(spans[:half])
-    yield from _split(spans[half:])
 
 
 @contextmanager

@@ -3,14 +3,13 @@
 import os
 import re
 import struct
-from collections.abc import Callable
-from typing import NamedTuple
 
+import msgspec
 from opentelemetry.trace import TraceFlags
 
-_BATCH = struct.Struct("256Q")
-_IDS = struct.Struct(">QQQ")
-"""A trace id, in two halves, and a span id."""
+_BATCH = struct.Struct("8s" * 256)
+_IDS = struct.Struct("16s8s")
+_NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _MEMBER = re.compile(
     r"([a-z][_0-9a-z\-*/]{0,255}|[a-z0-9][_0-9a-z\-*/]{0,240}@[a-z][_0-9a-z\-*/]{0,13})"
@@ -20,40 +19,37 @@ MAX_MEMBERS = 32
 """Of a W3C `tracestate`."""
 
 
-class Context(NamedTuple):
-    """Names a span: 16-byte trace id and 8-byte span id, as integers that are not 0.
+class Context(msgspec.Struct, frozen=True, gc=False):
+    """Names a span: 16 bytes of trace id and 8 of span id, neither of them all zeros.
 
     `sampled` is what the caller decided for the whole trace; None: the trace begins here.
     """
 
-    trace_id: int
-    span_id: int
+    trace_id: bytes
+    span_id: bytes
     sampled: bool | None = None
 
 
 # vLLM seeds `random` alike on every rank; the system's generator cannot be seeded. A call of it for each id would cost
 # more than the rest of a span's making, so ids are drawn 256 at a time. A forked child must not draw the same ones.
-_spare: list[int] = []
+_spare: list[bytes] = []
 os.register_at_fork(after_in_child=_spare.clear)
-
-# What Context(...) does in the end, at half the price: every span needs one.
-_context: Callable[[type[Context], tuple[int, int, bool | None]], Context] = tuple.__new__
 
 
 def new_root() -> Context:
     """Return the context of a span that begins a trace."""
-    return _context(Context, (new_span_id() << 64 | new_span_id(), new_span_id(), None))
+    return Context(new_span_id() + new_span_id(), new_span_id())
 
 
 def new_child(parent: Context) -> Context:
     """Return the context of a new span in the trace of `parent`."""
-    return _context(Context, (parent[0], _spare.pop() if _spare else new_span_id(), parent[2]))
+    return Context(parent.trace_id, _spare.pop() if _spare else new_span_id(), parent.sampled)
 
 
-def new_span_id() -> int:
-    """Return 8 random bytes as an integer that is not 0."""
+def new_span_id() -> bytes:
+    """Return 8 random bytes that are not all zeros."""
     while not _spare:
-        _spare.extend(filter(None, _BATCH.unpack(os.urandom(_BATCH.size))))
+        _spare.extend(filter(_NO_SPAN.__ne__, _BATCH.unpack(os.urandom(_BATCH.size))))
     return _spare.pop()
 
 
@@ -61,9 +57,8 @@ def read_context(data: bytes) -> Context | None:
     """Return the context that 16 bytes of trace id and 8 of span id name; None where they name none."""
     if len(data) != _IDS.size:
         return None
-    high, low, span = _IDS.unpack(data)
-    trace = high << 64 | low
-    return _context(Context, (trace, span, None)) if trace and span else None
+    trace, span = _IDS.unpack(data)
+    return Context(trace, span) if trace != _NO_TRACE and span != _NO_SPAN else None
 
 
 def parse_traceparent(text: str) -> Context | None:
@@ -71,8 +66,10 @@ def parse_traceparent(text: str) -> Context | None:
     match = _TRACEPARENT.fullmatch(text.strip().lower())
     if match is None or (text.startswith("00") and match[4]):
         return None
-    context = Context(int(match[1], 16), int(match[2], 16), bool(int(match[3], 16) & TraceFlags.SAMPLED))
-    return context if context.trace_id and context.span_id else None
+    trace, span = bytes.fromhex(match[1]), bytes.fromhex(match[2])
+    if trace == _NO_TRACE or span == _NO_SPAN:
+        return None
+    return Context(trace, span, bool(int(match[3], 16) & TraceFlags.SAMPLED))
 
 
 def parse_tracestate(text: str) -> str:

@@ -25,7 +25,7 @@ from otel_cache.sidecar.lookups import group_attributes, lookup_attributes
 from otel_cache.sidecar.requests import Request, RequestTable
 from otel_cache.sidecar.resource import build_resource, read_settings
 from otel_cache.sidecar.spans import SpanData, SpanLink, Value
-from otel_cache.sidecar.steps import OpenStep, OpenSteps
+from otel_cache.sidecar.steps import MAX_OPEN_STEPS, OpenStep
 from otel_cache.sidecar.verdict import judge
 
 MAX_LINKS = 128
@@ -58,7 +58,7 @@ class ReplicaLife:
         self._gathered: list[GatheredStores | GatheredEvicts | Reset] = []
         self._gathered_records = 0
         self._evicting = False
-        self._steps = OpenSteps()
+        self._steps: dict[int, OpenStep] = {}
         self._causes = Causes()
         self._evidence = evidence
         self._reported = 0
@@ -155,30 +155,33 @@ class ReplicaLife:
             admitted = self._requests.touch(name, record.start)
             admitted.on_admitted(tokens, record.end)
             self._close_lookup(admitted, admitted=tokens)
-        self._close_gathered(record, context)
-        step = OpenStep(record, context, [], [])
+        if self._gathered:
+            self._close_gathered(record, context)
+        links: list[SpanLink] = []
+        answered: list[Request] = []
         for chunk in record.chunks:
             request = self._requests.touch(chunk.request, record.end)
             if not request.answered and request.ends_prefill(chunk):
-                step.answered.append(request)
-            if len(step.links) < MAX_LINKS:
-                step.links.append(request.link)
+                answered.append(request)
+            if len(links) < MAX_LINKS:
+                links.append(request.link)
         for name in record.preempted:
             if (preempted := self._requests.get(name)) is not None:
                 preempted.preemptions += 1
-        self._steps.add(step)
+        self._steps[record.index] = OpenStep(record, context, links, answered)
+        if len(self._steps) > MAX_OPEN_STEPS:
+            self._close_step(self._steps.pop(next(iter(self._steps))), None)
         for name in record.finished:
             if (finished := self._requests.pop(name)) is not None:
                 self._close_request(finished, record.start)
-        self._drop_surplus()
-        for surplus in self._steps.surplus():
-            self._close_step(surplus, None)
+        if record.chunks or record.admitted:
+            self._drop_surplus()
 
     def on_done(self, record: StepDone) -> None:
         """Close the step that was executed."""
         if record.end > self._seen:
             self._seen = record.end
-        if (step := self._steps.pop(record.index)) is not None:
+        if (step := self._steps.pop(record.index, None)) is not None:
             self._close_step(step, record)
 
     def on_finished(self, record: Finished) -> None:
@@ -196,8 +199,8 @@ class ReplicaLife:
     def close(self) -> None:
         """Close everything that is open; the life may go on when its process connects again."""
         self.interrupt()
-        for step in self._steps.drain():
-            self._close_step(step, None)
+        while self._steps:
+            self._close_step(self._steps.pop(next(iter(self._steps))), None)
         for request in self._requests.drain():
             self._close_request(request, request.seen)
         if self._gaps.missing > self._reported:
@@ -211,7 +214,7 @@ class ReplicaLife:
             self._close_gathered(None, None)
 
     def _drop_surplus(self) -> None:
-        for surplus in self._requests.surplus():
+        while (surplus := self._requests.pop_surplus()) is not None:
             self._close_request(surplus, surplus.seen)
 
     def _close_request(self, request: Request, end: int) -> None:
@@ -265,8 +268,6 @@ class ReplicaLife:
         self._evicting = False
 
     def _close_gathered(self, step: Step | None, context: Context | None) -> None:
-        if not self._gathered:
-            return
         # Taken out first: what fails now must not fail again with every step.
         everything, self._gathered = self._gathered, []
         self._gathered_records = 0
@@ -293,8 +294,8 @@ class ReplicaLife:
         if done is not None:
             for request in step.answered:
                 request.on_first_token(done.end)
-        if (span := step.span(done, self._resource)) is not None:
-            self._spans.append(span)
+        if step.record.scheduled:
+            self._spans.append(step.span(done, self._resource))
 
     def _links(self, requests: Iterable[str]) -> list[SpanLink]:
         known = (self._requests.get(request) for request in requests)

@@ -1,6 +1,7 @@
 """What a lookup's span and its groups' spans say. All lengths and positions in tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import lru_cache
 
 from otel_cache.records import GroupPass, Lookup
 from otel_cache.semconv import names
@@ -124,12 +125,13 @@ def _missing_state(lookup: Lookup, verdict: Verdict, settings: Settings) -> str:
     holders = sorted(group for group, hit in hits.items() if hit >= position and group not in limiting)
     if not limiting:
         return f"the prefix up to {position} is shared, but no hit can end there"
-    text = f"{_name_groups(limiting, settings, 'has', 'have')} no state at {position}"
-    return f"{text}, which {_name_groups(holders, settings, 'holds', 'hold')}" if holders else text
+    text = f"{_name_groups(tuple(limiting), settings.kinds, 'has', 'have')} no state at {position}"
+    return f"{text}, which {_name_groups(tuple(holders), settings.kinds, 'holds', 'hold')}" if holders else text
 
 
-def _name_groups(groups: Sequence[int], settings: Settings, one: str, several: str) -> str:
-    kinds = dict.fromkeys(filter(None, (settings.kind(group) for group in groups)))
-    kind = f" ({', '.join(kinds)})" if kinds else ""
+@lru_cache(maxsize=1024)
+def _name_groups(groups: tuple[int, ...], kinds: tuple[str, ...], one: str, several: str) -> str:
+    named = dict.fromkeys(kinds[group] for group in groups if 0 <= group < len(kinds) and kinds[group])
+    kind = f" ({', '.join(named)})" if named else ""
     numbers = ",".join(map(str, groups))
     return f"group {numbers}{kind} {one}" if len(groups) == 1 else f"groups {numbers}{kind} {several}"

@@ -103,22 +103,22 @@ def _resource(resource: ReplicaResource) -> str:
 
 
 def _span(span: SpanData) -> str:
-    trace_id, span_id, _ = span.context
+    context = span.context
     state = f'"traceState":{_quote(span.trace_state)},' if span.trace_state else ""
-    parent = f'"parentSpanId":"{span.parent[1]:016x}",' if span.parent is not None else ""
+    parent = f'"parentSpanId":"{span.parent.span_id.hex()}",' if span.parent is not None else ""
     flags = _FLAG_KNOWS_REMOTE | (_FLAG_REMOTE if parent and span.remote_parent else 0)
     links = f'"links":[{",".join(map(_link, span.links))}],' if span.links else ""
     return (
-        f'{{"traceId":"{trace_id:032x}","spanId":"{span_id:016x}",{state}{parent}"flags":{flags},'
+        f'{{"traceId":"{context.trace_id.hex()}","spanId":"{context.span_id.hex()}",{state}{parent}"flags":{flags},'
         f'"name":{_quote(span.name)},"kind":{_KIND_INTERNAL},"startTimeUnixNano":"{span.start}",'
         f'"endTimeUnixNano":"{span.end}","attributes":{_attributes(span.attributes)},{links}"status":{{}}}}'
     )
 
 
 def _link(link: SpanLink) -> str:
-    trace_id, span_id, _ = link.context
+    trace_id, span_id = link.context.trace_id.hex(), link.context.span_id.hex()
     attributes = f'"attributes":{_attributes(link.attributes)},' if link.attributes else ""
-    return f'{{"traceId":"{trace_id:032x}","spanId":"{span_id:016x}",{attributes}"flags":{_FLAG_KNOWS_REMOTE}}}'
+    return f'{{"traceId":"{trace_id}","spanId":"{span_id}",{attributes}"flags":{_FLAG_KNOWS_REMOTE}}}'
 
 
 def _attributes(attributes: Mapping[str, Any]) -> str:

@@ -1,12 +1,13 @@
 """The fingerprints of one request's positions, as its lookups and stores named them."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+
+import msgspec
 
 from otel_cache.records import FINGERPRINT_BYTES
 
 
-@dataclass(slots=True)
-class Prints:
+class Prints(msgspec.Struct, gc=False):
     """Fingerprints one hash block apart: those that the latest lookup named, and those of what came after it.
 
     `first` and `tail_first` are the positions of the first ones, in tokens; 0 where there are none.
@@ -15,7 +16,7 @@ class Prints:
     first: int = 0
     values: bytes = b""
     tail_first: int = 0
-    tail: bytearray = field(default_factory=bytearray)
+    tail: bytearray = msgspec.field(default_factory=bytearray)
 
     @property
     def size(self) -> int:
@@ -35,11 +36,25 @@ class Prints:
             self.tail.clear()
         self.tail += values
 
+    def along(self, positions: Sequence[int], hash_block: int) -> list[bytes]:
+        """Return the fingerprints at `positions`, as far as they are known."""
+        if isinstance(positions, range) and positions and self.first and self.first <= positions.start:
+            block, inside = divmod(positions.start - self.first, hash_block)
+            step, rest = divmod(positions.step, hash_block)
+            size, values = FINGERPRINT_BYTES, self.values
+            last = block + step * (len(positions) - 1)
+            if not inside and not rest and last * size < len(values):
+                return [values[at : at + size] for at in range(block * size, last * size + 1, step * size)]
+        return [found for position in positions if (found := self.at(position, hash_block))]
+
     def at(self, position: int, hash_block: int) -> bytes:
         """Return the fingerprint at `position`, b"" where it is not known."""
-        for first, values in ((self.first, self.values), (self.tail_first, self.tail)):
-            block, inside = divmod(position - first, hash_block)
-            start = block * FINGERPRINT_BYTES
-            if first and block >= 0 and not inside and start < len(values):
-                return bytes(values[start : start + FINGERPRINT_BYTES])
+        if self.first and self.first <= position:
+            block, inside = divmod(position - self.first, hash_block)
+            if not inside and (found := self.values[block * FINGERPRINT_BYTES : (block + 1) * FINGERPRINT_BYTES]):
+                return found
+        if self.tail_first and self.tail_first <= position:
+            block, inside = divmod(position - self.tail_first, hash_block)
+            if not inside:
+                return bytes(self.tail[block * FINGERPRINT_BYTES : (block + 1) * FINGERPRINT_BYTES])
         return b""

@@ -3,7 +3,8 @@
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from otel_cache.records import Chunk, Finished, Lookup, Store
 from otel_cache.semconv import names
@@ -23,8 +24,7 @@ NANOSECONDS = 1_000_000_000
 _EXTERNAL_ID = re.compile(r"(.+)-[0-9a-f]{8}", re.DOTALL)
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct, gc=False):
     """A request under way; times in ns since the epoch, lengths in tokens, None where not known.
 
     `arrival` is 0 where it is not known. `planned` is what the latest lookup was made for: the prefill ends there.
@@ -55,7 +55,7 @@ class Request:
     key: bytes = b""
     lookup: OpenLookup | None = None
     open_attempts: int = 0
-    prints: Prints = field(default_factory=Prints)
+    prints: Prints = msgspec.field(default_factory=Prints)
     finished: Finished | None = None
     size: int = 0
 
@@ -99,7 +99,7 @@ class Request:
     def attributes(self) -> dict[str, Value]:
         """Return the attributes of the request's span."""
         attributes: dict[str, Value] = {names.REQUEST_ID: self.id}
-        if external := _EXTERNAL_ID.fullmatch(self.id):
+        if self.id[-9:-8] == "-" and (external := _EXTERNAL_ID.fullmatch(self.id)):
             attributes[names.REQUEST_EXTERNAL_ID] = external[1]
         if self.session:
             attributes[names.REQUEST_SESSION_DIGEST] = encode_bytes(self.session)
@@ -187,12 +187,11 @@ class RequestTable:
             self._size -= known.size
         return known
 
-    def surplus(self) -> Iterator[Request]:
-        """Take out and yield the requests beyond the limits, the one heard of longest ago first."""
-        while len(self._requests) > self._limit or (self._size > self._max_size and len(self._requests) > 1):
-            oldest = self.pop(next(iter(self._requests)))
-            assert oldest is not None
-            yield oldest
+    def pop_surplus(self) -> Request | None:
+        """Take out the request that was heard of longest ago where there is one beyond the limits, else None."""
+        if len(self._requests) <= self._limit and (self._size <= self._max_size or len(self._requests) <= 1):
+            return None
+        return self.pop(next(iter(self._requests)))
 
     def drain(self) -> Iterator[Request]:
         """Take out and yield all requests."""

@@ -1,7 +1,7 @@
 """What a replica's spans have in common: its resource, and the settings that span building needs."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +45,8 @@ class Settings:
 
     hash_block: int
     alignment: int
-    kinds: Sequence[str]
-    block_sizes: Sequence[int]
+    kinds: tuple[str, ...]
+    block_sizes: tuple[int, ...]
 
     def kind(self, group: int) -> str:
         """Return the kind of a group, "" where it is not known."""
@@ -90,7 +90,7 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-def _sequence(value: object, kind: type[Any]) -> Sequence[Any]:
+def _sequence(value: object, kind: type[Any]) -> tuple[Any, ...]:
     if isinstance(value, list | tuple) and all(isinstance(element, kind) for element in value):
         return tuple(value)
     return ()

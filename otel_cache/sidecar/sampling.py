@@ -5,6 +5,7 @@ decision where a traceparent came with the request, else by itself.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from opentelemetry.context import Context as SdkContext
 from opentelemetry.sdk.trace import TracerProvider
@@ -33,11 +34,16 @@ class TraceSampler:
         self._sampler = TracerProvider(shutdown_on_exit=False).sampler
         self.description = self._sampler.get_description()
         self.always = self._sampler is ALWAYS_ON or self._sampler is DEFAULT_ON
-        self._decided: OrderedDict[int, bool] = OrderedDict()
+        self._decided: OrderedDict[bytes, bool] = OrderedDict()
+
+    def keeps_all(self, spans: Sequence[SpanData]) -> bool:
+        """Return whether the traces of all `spans` go out, as far as that is known without a look at each trace."""
+        # By far the most common.
+        return self.always and (self._sampler is ALWAYS_ON or False not in [span.context.sampled for span in spans])
 
     def keeps(self, span: SpanData) -> bool:
         """Return whether the trace of `span` goes out."""
-        if self.always:  # by far the most common: not a look-up for each span
+        if self.always:
             return span.context.sampled is not False or self._sampler is ALWAYS_ON
         trace = span.context.trace_id
         decision = self._decided.get(trace)
@@ -48,11 +54,12 @@ class TraceSampler:
         return decision
 
     def _decide(self, span: SpanData) -> bool:
-        trace, _, sampled = span.context
+        sampled = span.context.sampled
+        trace = int.from_bytes(span.context.trace_id, "big")
         parent = SdkContext()
         if sampled is not None:
             flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
-            caller = span.parent.span_id if span.parent else span.context.span_id
+            caller = int.from_bytes((span.parent or span.context).span_id, "big")
             parent = set_span_in_context(NonRecordingSpan(SpanContext(trace, caller, True, flags)), parent)
         name = names.STEP if span.name in _OF_STEPS else names.REQUEST
         result = self._sampler.should_sample(parent, trace, name, SpanKind.INTERNAL, {}, [])

@@ -106,10 +106,9 @@ class _Outputs:
         if not spans:
             return
         self.built += len(spans)
-        for span in spans:
-            if span.name == names.REQUEST:
-                self.requests += 1
-                self.traced += span.remote_parent
+        requests = [span for span in spans if span.name == names.REQUEST]
+        self.requests += len(requests)
+        self.traced += sum(span.remote_parent for span in requests)
         if self.file is not None:
             self.file.write(spans)
         if self.exports is not None and self.plane is not None:
@@ -119,6 +118,11 @@ class _Outputs:
         """Send on what has waited long enough for company."""
         if self.exports is not None:
             self.exports.flush_old()
+
+    def flush(self) -> None:
+        """Send on what waits for company."""
+        if self.exports is not None:
+            self.exports.flush()
 
     def close(self) -> list[str]:
         """Finish; return what to say about it."""
@@ -155,18 +159,20 @@ class _Outputs:
 class _Session:
     """One process: what it sends becomes spans, and they are written before more is read."""
 
-    def __init__(self, builder: ProcessBuilder, write: Callable[[list[SpanData]], None]) -> None:
+    def __init__(self, builder: ProcessBuilder, outputs: _Outputs) -> None:
         self._builder = builder
-        self._write = write
+        self._outputs = outputs
 
     def add(self, batch: Batch) -> None:
-        self._write(self._builder.add(batch))
+        self._outputs.write(self._builder.add(batch))
 
     def progress(self) -> Acknowledge:
         return self._builder.progress
 
     def close(self) -> None:
-        self._write(self._builder.close())
+        self._outputs.write(self._builder.close())
+        # Nothing comes to keep these company.
+        self._outputs.flush()
 
 
 def serve(options: Options) -> bool:
@@ -182,7 +188,7 @@ def serve(options: Options) -> bool:
 
     def open_session(hello: Hello) -> _Session:
         assert outputs is not None
-        return _Session(processes.get(hello), outputs.write)
+        return _Session(processes.get(hello), outputs)
 
     # Signals first: one that comes while the exporter is loaded must not cost the capture.
     with _stop_signals() as (stopped, wake):

@@ -1,7 +1,8 @@
-"""The steps of a replica between their scheduling and the end of their execution."""
+"""A step of a replica between its scheduling and the end of its execution."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+
+import msgspec
 
 from otel_cache.records import Step, StepDone
 from otel_cache.semconv import names
@@ -13,20 +14,18 @@ from otel_cache.sidecar.spans import SpanData, SpanLink, Value
 MAX_OPEN_STEPS = 64
 
 
-@dataclass(slots=True)
-class OpenStep:
+class OpenStep(msgspec.Struct, frozen=True, gc=False):
     """A step that was scheduled; `answered` are the requests whose first token it computes."""
 
     record: Step
     context: Context
-    links: list[SpanLink]
-    answered: list[Request]
+    links: Sequence[SpanLink]
+    answered: Sequence[Request]
 
-    def span(self, done: StepDone | None, resource: ReplicaResource) -> SpanData | None:
-        """Return the step's span, None for a step that scheduled nothing; `done` is None where it never was."""
+    def span(self, done: StepDone | None, resource: ReplicaResource) -> SpanData:
+        """Return the step's span; `done` is None where it was never said to be."""
         record = self.record
-        if not record.scheduled:
-            return None
+        start, end = record.start, record.end
         attributes: dict[str, Value] = {
             names.RECORD_SEQUENCE: record.sequence,
             names.STEP_INDEX: record.index,
@@ -37,40 +36,12 @@ class OpenStep:
             names.STEP_WAITING_REQUESTS: record.waiting,
             names.STEP_PREEMPTED_REQUESTS: len(record.preempted),
             names.STEP_POOL_USAGE: record.usage,
-            names.STEP_SCHEDULE_DURATION: max(record.end - record.start, 0) / NANOSECONDS,
+            names.STEP_SCHEDULE_DURATION: (end - start if end > start else 0) / NANOSECONDS,
         }
-        end = record.end
+        shape = "step"
         if done is not None:
-            attributes[names.STEP_EXECUTE_DURATION] = max(done.start - record.end, 0) / NANOSECONDS
-            end = max(end, done.end)
-        return SpanData(names.STEP, self.context, None, record.start, end, attributes, resource, self.links)
-
-
-class OpenSteps:
-    """The steps that are under way, by their number."""
-
-    def __init__(self) -> None:
-        """Begin without any."""
-        self._steps: dict[int, OpenStep] = {}
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self._steps)
-
-    def add(self, step: OpenStep) -> None:
-        """Take a step that was scheduled."""
-        self._steps[step.record.index] = step
-
-    def pop(self, index: int) -> OpenStep | None:
-        """Take the step of this number out; None where it is not known."""
-        return self._steps.pop(index, None)
-
-    def surplus(self) -> Iterator[OpenStep]:
-        """Take out and yield the steps beyond the limit, the oldest first."""
-        while len(self._steps) > MAX_OPEN_STEPS:
-            yield self._steps.pop(next(iter(self._steps)))
-
-    def drain(self) -> Iterator[OpenStep]:
-        """Take out and yield all steps."""
-        while self._steps:
-            yield self._steps.pop(next(iter(self._steps)))
+            attributes[names.STEP_EXECUTE_DURATION] = (done.start - end if done.start > end else 0) / NANOSECONDS
+            shape = "step that is done"
+            if done.end > end:
+                end = done.end
+        return SpanData(names.STEP, self.context, None, start, end, attributes, resource, self.links, shape=shape)

@@ -8,9 +8,9 @@ step waits for the step's decision.
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
+import msgspec
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID
 
 from otel_cache.semconv import names
@@ -27,7 +27,8 @@ FINE_GRID_TOKENS = 256
 MAX_TRACES = 4096
 MAX_MEDIANS = 1024
 _FINE = frozenset([names.FINGERPRINT_VALUES, names.FINGERPRINT_FIRST])
-_LOW_BITS = (1 << 64) - 1
+_LOW_BYTES = 8
+"""Of the trace id."""
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -62,10 +63,10 @@ class Thinning:
     def __init__(self, share: float = DEFAULT_SHARE) -> None:
         """Keep the share `share`, 0 to 1, of ordinary steps."""
         self.dropped = 0
-        self._bound = round(share * (_LOW_BITS + 1))
-        self._evicting: OrderedDict[int, None] = OrderedDict()
-        self._decided: OrderedDict[int, bool] = OrderedDict()
-        self._held: OrderedDict[int, list[SpanData]] = OrderedDict()
+        self._bound = round(share * (1 << 8 * _LOW_BYTES))
+        self._evicting: OrderedDict[bytes, None] = OrderedDict()
+        self._decided: OrderedDict[bytes, bool] = OrderedDict()
+        self._held: OrderedDict[bytes, list[SpanData]] = OrderedDict()
         self._medians: OrderedDict[tuple[object, str], RunningMedian] = OrderedDict()
 
     def take(self, spans: Sequence[SpanData]) -> Iterator[SpanData]:
@@ -86,7 +87,7 @@ class Thinning:
         self.dropped += sum(len(spans) for spans in self._held.values())
         self._held.clear()
 
-    def _step(self, span: SpanData, trace: int) -> Iterator[SpanData]:
+    def _step(self, span: SpanData, trace: bytes) -> Iterator[SpanData]:
         attributes = span.attributes
         long = [
             self._long(span, key, value)
@@ -109,7 +110,7 @@ class Thinning:
         else:
             self.dropped += len(workers) + 1
 
-    def _execute(self, span: SpanData, trace: int) -> Iterator[SpanData]:
+    def _execute(self, span: SpanData, trace: bytes) -> Iterator[SpanData]:
         long = self._long(span, span.name, (span.end - span.start) / 1e9)
         decided = self._decided.get(trace)
         if long or decided or self._in_share(trace):
@@ -129,15 +130,16 @@ class Thinning:
             _remember(self._medians, key, median, MAX_MEDIANS)
         return median.exceeds(seconds)
 
-    def _in_share(self, trace: int) -> bool:
-        return trace & _LOW_BITS < self._bound
+    def _in_share(self, trace: bytes) -> bool:
+        return int.from_bytes(trace[-_LOW_BYTES:], "big") < self._bound
 
 
 def _without_fine_grid(span: SpanData) -> SpanData:
     block = span.resource.attributes.get(names.HASH_BLOCK_SIZE)
     if not isinstance(block, int) or block >= FINE_GRID_TOKENS or names.FINGERPRINT_VALUES not in span.attributes:
         return span
-    return replace(span, attributes={key: value for key, value in span.attributes.items() if key not in _FINE})
+    kept = {key: value for key, value in span.attributes.items() if key not in _FINE}
+    return msgspec.structs.replace(span, attributes=kept, shape="")
 
 
 def _remember(known: OrderedDict[_Key, _Value], key: _Key, value: _Value, limit: int) -> None:

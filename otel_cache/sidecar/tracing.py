@@ -1,9 +1,9 @@
 """From the evidence to what is exported: sampled, thinned where asked for, and with what was left out told on it."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
+import msgspec
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID
 
 from otel_cache.semconv import names
@@ -37,20 +37,25 @@ class TracingPlane:
         """Spans that thinning left out."""
         return self._thinning.dropped if self._thinning is not None else 0
 
-    def select(self, spans: Sequence[SpanData]) -> Iterator[SpanData]:
-        """Yield the spans that go out. Those of the file are not changed: what is told stands on copies."""
+    def select(self, spans: Sequence[SpanData]) -> Sequence[SpanData]:
+        """Return the spans that go out. Those of the file are not changed: what is told stands on copies."""
+        if self.sampled_out or not self._sampler.keeps_all(spans):
+            spans = self._sample(spans)
+        return spans if self._thinning is None else list(self._thinning.take(spans))
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        if self._thinning is not None:
+            self._thinning.close()
+
+    def _sample(self, spans: Sequence[SpanData]) -> Sequence[SpanData]:
         sampled: list[SpanData] = []
         for span in spans:
             if self._keeps(span):
                 # What was kept back before a span is told on it, not what comes after.
                 life = span.resource.attributes.get(SERVICE_INSTANCE_ID)
                 sampled.append(self._tell(span, self._untold.pop(life, 0) if span.name in EVIDENCE else 0))
-        yield from sampled if self._thinning is None else self._thinning.take(sampled)
-
-    def close(self) -> None:
-        """Nothing more will come."""
-        if self._thinning is not None:
-            self._thinning.close()
+        return sampled
 
     def _keeps(self, span: SpanData) -> bool:
         if self._sampler.keeps(span):
@@ -67,10 +72,8 @@ class TracingPlane:
         """Return the span with what sampling did, for whoever has only the back end to ask."""
         if self._sampler.always and not self.sampled_out:
             return span
-        changed = replace(span, resource=self._resource(span.resource))
-        if dropped:
-            changed.attributes = {**span.attributes, names.SAMPLING_DROPPED: dropped}
-        return changed
+        changed = msgspec.structs.replace(span, resource=self._resource(span.resource))
+        return changed.with_attribute(names.SAMPLING_DROPPED, dropped) if dropped else changed
 
     def _resource(self, resource: ReplicaResource) -> ReplicaResource:
         known = self._resources.get(resource)

@@ -1,13 +1,12 @@
 """What kept a lookup's hit from being longer, as far as the lookup alone can tell. All lengths in tokens."""
 
-from dataclasses import dataclass
+import msgspec
 
 from otel_cache.records import Lookup
 from otel_cache.semconv import names
 
 
-@dataclass(slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, gc=False):
     """Why a hit ended where it did.
 
     `reason` is one of the values of `limited_by`; `hits` the longest hit of each group; `limiting` the groups that

@@ -22,14 +22,19 @@ class WorkerLife:
         """Take the worker's resource and rank."""
         self._resource = build_resource(self._process, self._handle, record.attributes)
         rank = record.attributes.get(names.WORKER_RANK)
-        self._rank = rank if isinstance(rank, int) else None
+        self._rank = rank if type(rank) is int else None
 
     def on_executed(self, record: Executed) -> None:
         """Add the span of a step that was run, below that of the step where it is known."""
         parent = read_context(record.context)
         attributes: dict[str, Value] = {names.RECORD_SEQUENCE: record.sequence, names.STEP_INDEX: record.index}
+        shape = "execute"
         if self._rank is not None:
             attributes[names.WORKER_RANK] = self._rank
+            shape = "execute with a rank"
         context = new_root() if parent is None else new_child(parent)
-        end = max(record.start, record.end)
-        self._spans.append(SpanData(names.EXECUTE, context, parent, record.start, end, attributes, self._resource))
+        start, end = record.start, record.end
+        if end < start:
+            end = start
+        span = SpanData(names.EXECUTE, context, parent, start, end, attributes, self._resource, shape=shape)
+        self._spans.append(span)

@@ -183,7 +183,7 @@ def test_the_caller_s_trace_goes_on():
 
     assert request.parent == parse_traceparent(PARENT)
     assert request.remote_parent
-    assert request.context.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
+    assert request.context.trace_id.hex() == "0af7651916cd43dd8448eb211c80319c"
 
 
 def test_what_is_no_traceparent_begins_a_trace():

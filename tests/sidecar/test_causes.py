@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from conftest import Labs
+from hypothesis import given
+from hypothesis import strategies as st
 from lab.cases import FULL, HYBRID, request, scenario, shipped
 
 from otel_cache.records import Batch, Chunk, GroupPass, Record, Reset
@@ -13,7 +15,7 @@ from otel_cache.semconv import names
 from otel_cache.sidecar.build import ProcessBuilder
 from otel_cache.sidecar.causes import Causes
 from otel_cache.sidecar.evidence import GatheredEvicts
-from otel_cache.sidecar.ids import Context
+from otel_cache.sidecar.ids import Context, new_root
 from otel_cache.sidecar.prints import Prints
 from otel_cache.sidecar.recent import Recent
 from otel_cache.sidecar.resource import read_settings
@@ -197,7 +199,7 @@ def test_the_tables_are_bounded() -> None:
     for number in range(5_000):
         name = number.to_bytes(8, "big")
         known.look_up(BLOCK, name)
-        causes.on_store(store(1, masked=[(BLOCK, BLOCK, BLOCK)], missing=[]), known, b"", Context(1, 1), settings)
+        causes.on_store(store(1, masked=[(BLOCK, BLOCK, BLOCK)], missing=[]), known, b"", new_root(), settings)
         gone = evict(1, positions=[BLOCK], fingerprints=name + b"", keys=[], ages=[1], blocks=[1])
         causes.on_evict(gone, GatheredEvicts(gone))
         assert len(causes) <= 200
@@ -257,3 +259,16 @@ def test_an_eviction_is_named_by_whoever_missed_it(lab: Labs, groups: Any, tmp_p
     assert found
     assert {(reason, span.name) for reason, span in found} == {(names.LINK_EVICTED, names.EVICT)}
     assert {span.attributes.get(names.EVICT_EVICTOR_REQUEST_ID) for _, span in found} == {"filler"}
+
+
+@given(
+    st.integers(0, 6), st.binary(max_size=80), st.integers(0, 6), st.binary(max_size=80), st.integers(0, 14),
+    st.integers(1, 4), st.integers(0, 6), st.sampled_from([1, 2, 3]),
+)  # fmt: skip
+def test_fingerprints_of_a_run_are_those_of_its_positions(
+    first: int, values: bytes, tail_first: int, tail: bytes, start: int, step: int, count: int, hash_block: int
+) -> None:
+    known = Prints(first, values[: len(values) // 8 * 8], tail_first, bytearray(tail[: len(tail) // 8 * 8]))
+    positions = range(start, start + step * count, step)
+    found = [known.at(position, hash_block) for position in positions]
+    assert known.along(positions, hash_block) == known.along(list(positions), hash_block) == list(filter(None, found))

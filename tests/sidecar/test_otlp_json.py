@@ -29,7 +29,15 @@ def test_a_line_says_what_the_sdk_says(spans: list[SpanData]) -> None:
 
 def test_numbers_and_text_are_as_the_file_format_has_them() -> None:
     attributes: dict[str, Any] = {"a": 1 << 60, "b": 1.5, "c": 'é\n"', "d": [True], "e": [], "f": float("nan")}
-    span = SpanData("name", Context(1, 2), None, 3, 4, attributes, ReplicaResource({"place": "x\udcff"}))
+    span = SpanData(
+        "name",
+        Context(bytes(15) + b"\1", bytes(7) + b"\2"),
+        None,
+        3,
+        4,
+        attributes,
+        ReplicaResource({"place": "x\udcff"}),
+    )
     (group,) = json.loads(encode_line([span]))["resourceSpans"]
     assert group["resource"] == {"attributes": [{"key": "place", "value": {"stringValue": "x?"}}]}
     (written,) = group["scopeSpans"][0]["spans"]

@@ -183,7 +183,7 @@ def test_the_requests_that_are_kept_are_bounded_in_number() -> None:
     table = RequestTable(limit=2)
     for time, request in enumerate(["a", "b", "a", "c"]):
         table.touch(request, time)
-    assert [request.id for request in table.surplus()] == ["b"]
+    assert [request.id for request in iter(table.pop_surplus, None)] == ["b"]
 
 
 def test_the_requests_that_are_kept_are_bounded_in_bytes() -> None:
@@ -197,10 +197,10 @@ def test_the_requests_that_are_kept_are_bounded_in_bytes() -> None:
             table.store(
                 store(0, request=request.id, first_fingerprint=16 * (1001 + block), fingerprints=bytes(8)), settings
             )
-        gone += sum(1 for _ in table.surplus())
+        gone += sum(1 for _ in iter(table.pop_surplus, None))
         assert len(table) == number + 1 - gone <= 12
     assert all(table.pop(f"r{number}") is not None for number in range(400 - len(table), 400))
     assert len(table) == 0
-    assert not list(table.surplus())
+    assert table.pop_surplus() is None
     table.look_up(lookup(1, "huge", fingerprints=bytes(800_000)), settings)
-    assert not list(table.surplus()), "the only one stays, whatever its size"
+    assert table.pop_surplus() is None, "the only one stays, whatever its size"

@@ -12,7 +12,7 @@ from otel_cache.sidecar.spans import SpanData
 from .support import done, evict, executed, hello, lookup, named, read_lines, replica, step
 
 CONTEXT = bytes(range(24))
-STEP = Context(int.from_bytes(CONTEXT[:16], "big"), int.from_bytes(CONTEXT[16:], "big"))
+STEP = Context(CONTEXT[:16], CONTEXT[16:])
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
