@@ -15,6 +15,7 @@ from otel_cache.faults import swallow
 
 def store(original: Function, context: Context) -> Function:
     """Wrap `BlockPool.cache_full_blocks`: which blocks got a key, which were refused, which do not exist."""
+    emit = context.emit
 
     def before(
         self: Any, request: Any, blocks: Any, first: int, end: int, block_size: int, group: int, mask: Any
@@ -37,14 +38,10 @@ def store(original: Function, context: Context) -> Function:
             replica, replaced = found
             if replaced is not None and replaced[0]:
                 _emit_removed(replica, replaced[0], replaced[1], "replaced", context)
-            if end - first == 1:  # a block that was decoded
-                covered = [blocks[first]]
-                keys = [replica.block_hash_of(covered[0])]
-            else:
-                covered = blocks[first:end]
-                keys = list(map(replica.block_hash_of, covered))
+            covered = blocks[first:end]
             if covered:
-                context.emit((pack.store, replica, request, time_ns(), group, first, block_size, covered, keys, mask))
+                keys = replica.keys_of(covered)
+                emit((pack.store, replica, request, time_ns(), group, first, block_size, covered, keys, mask))
         except Exception as error:
             swallow("the store hook", error)
 
@@ -89,6 +86,7 @@ def partial_store(original: Function, context: Context) -> Function:
 
 def evict(original: Function, context: Context) -> Function:
     """Wrap `BlockPool.get_new_blocks`: which keys the new blocks pushed out."""
+    emit = context.emit
 
     def before(self: Any) -> tuple[Replica, int] | None:
         replica = getattr(self, ATTRIBUTE, None)
@@ -104,7 +102,9 @@ def evict(original: Function, context: Context) -> Function:
     def after(found: tuple[Replica, int], self: Any) -> None:
         try:
             replica, cached = found
-            replica.taking, taken = None, replica.taken
+            taken = replica.taken
+            # The sender is the last to hold the keys, so that it is there that they are freed.
+            replica.taking = replica.taken = None
             if taken is None:
                 raise BindingError("vLLM's get_new_blocks took no blocks by popleft_n")
             blocks, keys = taken
@@ -116,7 +116,7 @@ def evict(original: Function, context: Context) -> Function:
                     _emit_removed(replica, blocks, keys, "allocation", context)
                     return
             if keys:
-                context.emit((pack.evict, replica, time_ns(), blocks, keys, "allocation"))
+                emit((pack.evict, replica, time_ns(), blocks, keys, "allocation"))
         except Exception as error:
             swallow("the evict hook", error)
 
@@ -134,7 +134,7 @@ def take(original: Function, context: Context) -> Function:
                 if replica.taking.cached_block_hashes_by_block:
                     replica.taken = _keys_of(replica, replica.taking, blocks)
                 else:
-                    replica.taken = blocks[:], list(map(replica.block_hash_of, blocks))
+                    replica.taken = blocks[:], replica.keys_of(blocks)
             except Exception as error:
                 swallow("the evict hook", error)
         return blocks
@@ -170,13 +170,12 @@ def withdraw(original: Function, context: Context) -> Function:
 
 def _keys_of(replica: Replica, pool: Any, blocks: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return, in parallel, the blocks that carry a key and their keys; a block may carry several."""
-    hash_of = replica.block_hash_of
-    keyed = [block for block in blocks if hash_of(block) is not None]
-    keys = list(map(hash_of, keyed))
+    keys = replica.keys_of(blocks)
+    keyed, keys = list(compress(blocks, keys)), list(filter(None, keys))
     more = pool.cached_block_hashes_by_block
     if more:
-        for block in keyed[:]:
-            extra = [key for key in more.get(block.block_id, ()) if key != hash_of(block)]
+        for block, key in list(zip(keyed, keys, strict=True)):
+            extra = [other for other in more.get(block.block_id, ()) if other != key]
             keyed += [block] * len(extra)
             keys += extra
     return keyed, keys

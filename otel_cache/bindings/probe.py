@@ -144,6 +144,15 @@ def stored_attribute(cls: type, name: str) -> str:
     return name
 
 
+def reader(cls: type, name: str) -> Callable[[Sequence[Any]], list[Any]]:
+    """Return a function that reads the attribute `name` of each of some objects of `cls`."""
+    # A loop that is compiled for one attribute takes half the time of a map of `attrgetter`.
+    read: Callable[[Sequence[Any]], list[Any]] = eval(
+        f"lambda objects: [each.{stored_attribute(cls, name)} for each in objects]"
+    )
+    return read
+
+
 def subclasses(owner: type) -> list[type]:
     """Return `owner` and all its subclasses, each once."""
     found: dict[type, None] = {owner: None}

@@ -5,12 +5,11 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, Protocol
 
 from otel_cache.bindings import settings
 from otel_cache.bindings.key_table import KeyTable
-from otel_cache.bindings.probe import find_function, stored_attribute
+from otel_cache.bindings.probe import find_function, reader
 from otel_cache.errors import BindingError
 from otel_cache.fingerprints import Chain, Printer
 from otel_cache.keys import digest
@@ -57,7 +56,8 @@ class RequestState:
 class Replica:
     """One scheduler under instrumentation. The hooks use the first part, the sender alone the second.
 
-    `taking` is the pool that is just getting new blocks, `taken` those blocks and, in parallel, the keys they had.
+    `keys_of` reads the key of each of some blocks, None where a block has none. `taking` is the pool that is just
+    getting new blocks, `taken` those blocks and, in parallel, the keys they had.
     """
 
     handle: int
@@ -74,7 +74,7 @@ class Replica:
     pool: Any
     usable_blocks: int
     cached_keys: "Cached"
-    block_hash_of: Callable[[Any], Any]
+    keys_of: Callable[[Sequence[Any]], list[Any]]
     key_suffixes: list[bytes]
     group_of: Callable[[Any], int]
     request_of: Callable[[Any], Any]
@@ -167,7 +167,6 @@ def attach(
     manager = scheduler.kv_cache_manager
     pool = manager.coordinator.block_pool
     cache = pool.cached_block_hash_to_block
-    block_class = type(pool.null_block)
     replica = Replica(
         handle=next(_handles),
         id=attributes[names.REPLICA_ID],
@@ -184,7 +183,7 @@ def attach(
         # One block is the null block.
         usable_blocks=max(attributes[names.NUM_BLOCKS] - 1, 1),
         cached_keys=_cached_keys(cache),
-        block_hash_of=attrgetter(stored_attribute(block_class, "block_hash")),
+        keys_of=reader(type(pool.null_block), "block_hash"),
         key_suffixes=_key_suffixes(len(attributes[names.GROUPS_BLOCK_SIZE])),
         group_of=find_function("vllm.v1.core.kv_cache_utils", "get_group_id"),
         request_of=_request_finder(scheduler),
