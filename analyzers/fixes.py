@@ -13,6 +13,9 @@ from otel_cache.semconv import names
 RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 RETENTION_FLAG = "--prefix-cache-retention-interval"
 BUDGET_FLAG = "--max-num-batched-tokens"
+CHECKPOINT_FLAG = "--enable-mamba-shared-prefix-checkpoint"
+CHECKPOINT = (0, 31)
+"""From this version on there is that flag."""
 MEMORY = "--gpu-memory-utilization, --kv-cache-memory-bytes"
 CURED = (0, 30)
 """From this version on the mask keeps the boundaries that a resend of the same prompt can use."""
@@ -175,6 +178,24 @@ def _room(choices: Sequence[Priced], best: Priced) -> str:
     )
 
 
+def has_checkpoint_flag(settings: Settings) -> bool:
+    """Whether the flag that keeps a state inside a block where a shared prefix ends is there, and has an effect."""
+    drafts = any(group.flagged for group in settings.groups) or settings.lookahead > 0
+    return settings.version_tuple >= CHECKPOINT and settings.partial_hits and drafts
+
+
+def _checkpoint_fix(settings: Settings, at: int) -> str:
+    if settings.shared_prefix_checkpoint:
+        return (
+            f"none for the first prompt that shares this prefix with another: {CHECKPOINT_FLAG} is on, so that its "
+            f"chunk ends at {number(at)} and the next one hits there"
+        )
+    return (
+        f"start vLLM with {CHECKPOINT_FLAG}: the first prompt that is seen to share this prefix then ends a chunk at "
+        f"{number(at)}, inside a block, and the next ones hit there"
+    )
+
+
 def fix_not_materialized(case: Case) -> str:
     """Say how to make a chunk end where the worst lookup needed a state, and of how many tokens that is the end."""
     settings, worst = case.settings, case.worst
@@ -183,6 +204,8 @@ def fix_not_materialized(case: Case) -> str:
     if not at or not lacking:
         return "look at why the earlier request ended before its prompt was computed (aborted or preempted)"
     if at % settings.scheduler_block:
+        if has_checkpoint_flag(settings):
+            return _checkpoint_fix(settings, at)
         return (
             f"no chunk can be made to end at {number(at)}: chunks end on multiples of the scheduler block of "
             f"{number(settings.scheduler_block)}; let shared prefixes end on such a multiple"
