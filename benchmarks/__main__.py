@@ -59,7 +59,8 @@ def sidecar_export(found: dict[str, Any]) -> dict[str, float]:
 def reading(found: dict[str, Any]) -> dict[str, float]:
     """How fast a million spans become typed columns, how many times as fast as in other programs, and the analysis."""
     rate = {name: each["spans_per_s"] for name, each in found.items() if "spans_per_s" in each}
-    whole, shared = found["json_analysis"], found["shared_analysis"]
+    whole, shared, tenth = found["json_analysis"], found["shared_analysis"], found["tenth_analysis"]
+    seconds = [each["read_seconds"] + each["analyze_seconds"] for each in (whole, tenth)]
     return {
         "read_json_spans_per_s": rate["json_ours"],
         "read_json_ratio_tracelift": rate["json_ours"] / rate["json_tracelift"],
@@ -74,6 +75,11 @@ def reading(found: dict[str, Any]) -> dict[str, float]:
         "open_capture_parquet_peak_mb": found["parquet_whole"]["peak_mb"],
         "analyze_seconds": whole["analyze_seconds"],
         "analyze_peak_mb": whole["peak_mb"],
+        # Ten times the capture.
+        "read_json_tenfold_time_ratio": found["json_ours"]["seconds"] / found["tenth_ours"]["seconds"],
+        "read_json_tenfold_peak_ratio": found["json_ours"]["peak_mb"] / found["tenth_ours"]["peak_mb"],
+        "analyze_tenfold_time_ratio": seconds[0] / seconds[1],
+        "analyze_tenfold_peak_ratio": whole["peak_mb"] / tenth["peak_mb"],
         "analyze_shared_prefix_seconds": shared["analyze_seconds"],
         "analyze_shared_prefix_peak_mb": shared["peak_mb"],
     }

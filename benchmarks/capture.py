@@ -10,7 +10,7 @@ import os
 import random
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count, islice
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import numpy as np
 from google.protobuf import json_format
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from analyzers.readers import convert
+from analyzers.readers import convert, typed_parquet
 from analyzers.vllm_lab.run import LabWorker
 from analyzers.vllm_lab.workload import load_workload
 
@@ -54,16 +54,20 @@ def folder() -> Path:
     return path
 
 
-def capture(spans: int) -> dict[str, Path]:
+def capture(spans: int, forms: Sequence[str] = ("json", "protobuf", "parquet", "shared")) -> dict[str, Path]:
     """Return files with at least `spans` spans: `json`, `protobuf` and `parquet`, with the same spans in each.
 
-    `shared` is JSON of the same workload, every request of which begins with the same 2,048 tokens.
+    `shared` is JSON of the same workload, every request of which begins with the same 2,048 tokens. Only those of
+    `forms` are made.
     """
-    base, begun = _base(shared=False), _base(shared=True)
+    base, begun = _base(shared=False), _base(shared="shared" in forms)
     paths = {
         form: base.with_name(f"{base.name.split('.')[0]}-{spans}{ending}")
         for form, ending in (("json", ".jsonl"), ("protobuf", ".pb"), ("parquet", ".parquet"))
     }
+    # As this version writes it.
+    version = hashlib.sha256(repr((typed_parquet.SCHEMA, typed_parquet.ROW_GROUP)).encode()).hexdigest()[:8]
+    paths["parquet"] = paths["parquet"].with_suffix(f".{version}.parquet")
     paths["shared"] = begun.with_name(f"{begun.name.split('.')[0]}-{spans}.jsonl")
     makers = {
         "json": lambda path: _write_json(base, spans, path),
@@ -71,12 +75,13 @@ def capture(spans: int) -> dict[str, Path]:
         "parquet": lambda path: convert([paths["json"]], str(path)),
         "shared": lambda path: _write_json(begun, spans, path),
     }
-    for form, write in makers.items():
+    for form in forms:
+        write = makers[form]
         if not paths[form].exists():
             temporary = paths[form].with_suffix(".tmp")
             write(temporary)
             temporary.replace(paths[form])
-    return paths
+    return {form: paths[form] for form in forms}
 
 
 def trace() -> Path:

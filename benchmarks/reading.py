@@ -20,13 +20,22 @@ from capture import capture
 
 PROCESSORS = 2
 BEGINNING = 8 << 20
+TENTH = 10
 DUCKDB = """
 create table spans as
 with resources as (
     select unnest(resourceSpans) r from read_json(?, format = 'newline_delimited', maximum_object_size = 268435456)
 ), scopes as (select unnest(r.scopeSpans) s from resources), spans as (select unnest(s.spans) p from scopes)
-select p.traceId, p.spanId, p.parentSpanId, p.name, p.startTimeUnixNano, p.endTimeUnixNano, p.attributes from spans
+select p.traceId trace_id, p.spanId span_id, p.parentSpanId parent_span_id, p.name as "name",
+    p.startTimeUnixNano::bigint as "start", p.endTimeUnixNano::bigint as "end",
+    map_from_entries(p.attributes) attributes
+from spans
 """
+FIELDS = {
+    "int": ("intValue", "bigint"), "string": ("stringValue", "varchar"), "boolean": ("boolValue", "boolean"),
+    "double": ("doubleValue", "double"),
+}  # fmt: skip
+"""Where OTLP has a value of each type, and what duckdb calls the type."""
 
 
 def ours(path: str) -> Callable[[], int]:
@@ -66,22 +75,57 @@ def tracelift(path: str) -> Callable[[], int]:
 
 
 def duckdb(path: str) -> Callable[[], int]:
-    """Read with duckdb: spans as rows, attributes as lists of structs."""
+    """Read with duckdb: a table for each name of spans, with a typed column for each attribute that they have.
+
+    Of several ways it is the fastest that we found: the form of the JSON left to duckdb, a map of each span's
+    attributes, columns out of that. Which attributes there are it is told.
+    """
     import duckdb
+
+    columns = _columns(path)
 
     def read() -> int:
         connection = duckdb.connect()
         connection.execute(f"set threads = {PROCESSORS}")
+        connection.execute("set preserve_insertion_order = false")
         connection.execute(DUCKDB, [path])
-        return int(connection.execute("select count(*) from spans").fetchall()[0][0])
+        count = 0
+        for name, attributes in columns.items():
+            every = ", ".join(["trace_id, span_id, parent_span_id", '"start", "end"', *map(_column, attributes)])
+            connection.execute(f"create table \"{name}\" as select {every} from spans where name = '{name}'")
+            count += int(connection.execute(f'select count(*) from "{name}"').fetchall()[0][0])
+        return count
 
     return read
+
+
+def _columns(path: str) -> dict[str, list[str]]:
+    """Return the attributes that the spans of a capture have, by the name of the spans."""
+    from analyzers.readers.batches import read_batches
+    from analyzers.readers.columns import DTYPES
+    from analyzers.readers.sources import Source
+
+    found: dict[str, dict[str, None]] = {}
+    for batch, _ in read_batches(Source(path, Path(path))):
+        for name, frame in batch.frames.items():
+            found.setdefault(name, {}).update(dict.fromkeys(column for column in frame.columns if column in DTYPES))
+    return {name: list(columns) for name, columns in found.items()}
+
+
+def _column(attribute: str) -> str:
+    from otel_cache.semconv.types import SPAN_TYPES
+
+    field, kind = FIELDS[SPAN_TYPES[attribute].removesuffix("[]")]
+    value = f"attributes['{attribute}']"
+    if SPAN_TYPES[attribute].endswith("[]"):
+        return f'list_transform({value}.arrayValue."values", lambda each: each.{field})::{kind}[] as "{attribute}"'
+    return f'{value}.{field}::{kind} as "{attribute}"'
 
 
 READERS = {"ours": ours, "whole": whole, "tracelift": tracelift, "duckdb": duckdb}
 RUNS = (
     ("json", "ours"), ("json", "tracelift"), ("json", "duckdb"), ("protobuf", "ours"), ("parquet", "ours"),
-    ("json", "analysis"), ("parquet", "whole"), ("shared", "analysis"),
+    ("json", "analysis"), ("parquet", "whole"), ("shared", "analysis"), ("tenth", "analysis"), ("tenth", "ours"),
 )  # fmt: skip
 
 
@@ -120,7 +164,9 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spans", type=int, default=1_000_000)
-    paths = capture(parser.parse_args().spans)
+    spans = parser.parse_args().spans
+    paths = capture(spans)
+    paths["tenth"] = capture(spans // TENTH, ["json"])["json"]
     for form in ("json", "protobuf"):
         _compile(paths[form])
     found = {}
