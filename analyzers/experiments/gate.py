@@ -158,10 +158,9 @@ def _outputs(probe: Report | None) -> Judged:
 
 
 def _occupancy(report: Report, most: float) -> Judged:
+    # Not the highest of the moments: of those a report has 60 at most.
     shares = {
-        pool["replica"]: max((sum(moment["blocks"]) for moment in pool["occupancy"]), default=0) / pool["num_blocks"]
-        for pool in report["capacity"]
-        if pool["num_blocks"]
+        pool["replica"]: pool["cached_most"] / pool["num_blocks"] for pool in report["capacity"] if pool["num_blocks"]
     }
     if not shares:
         return Judged("occupancy", "unknown", "the capture does not say how large the pools are", {})

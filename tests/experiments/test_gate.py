@@ -84,6 +84,20 @@ def test_limits(tmp_path: Path, example: dict[str, Any], policy: dict[str, Any],
     assert check(tmp_path, example, policy)[1] == {rule: outcome}
 
 
+def test_a_pool_that_was_full_between_the_moments(tmp_path: Path, example: dict[str, Any]) -> None:
+    """A report has 60 moments of a pool at most; the most that it cached at once counts, whichever those are."""
+    (pool,) = example["capacity"]
+    most = max(sum(moment["blocks"]) for moment in pool["occupancy"])
+    assert most == pool["cached_most"]  # here no moment was left out
+    missed = copy.deepcopy(example)
+    missed["capacity"][0]["occupancy"] = [each for each in pool["occupancy"] if sum(each["blocks"]) < most]
+    assert missed["capacity"][0]["occupancy"]
+    limit = (most - 0.5) / pool["num_blocks"]
+    for report in (example, missed):
+        assert check(tmp_path, report, {"occupancy": {"at_most": limit}}) == (1, {"occupancy": "fail"})
+        assert f"cached {most / pool['num_blocks']:.1%} of" in says(tmp_path, report, {"occupancy": {"at_most": limit}})
+
+
 @pytest.mark.parametrize(
     ("version", "commit", "outcome"),
     [
