@@ -1,6 +1,7 @@
 """Each configuration validates and runs alone, as it stands; the same spans come out of it as the sidecar wrote."""
 
 import json
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,17 +16,32 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 NAMES = ("dev", "agent", "gateway", "record")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_validates(backends: Mapping[str, Path], name: str) -> None:
-    """With no variable set."""
-    done = subprocess.run(
-        [backends["collector"], "validate", "--config", CONFIGS / f"{name}.yaml"],
-        env={"PATH": "/usr/bin:/bin"},
+def validated(collector: Path, name: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Return what the collector says of a configuration."""
+    return subprocess.run(
+        [collector, "validate", "--config", CONFIGS / f"{name}.yaml"],
+        env={"PATH": "/usr/bin:/bin", **environment},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+@pytest.mark.parametrize("name", ["dev", "agent", "gateway"])
+def test_the_smallest_queue(backends: Mapping[str, Path], name: str) -> None:
+    """It is that of the README: a byte less, or a unit behind it, and the collector does not start."""
+    (row,) = re.findall(r"^.*`OTEL_CACHE_COLLECTOR_QUEUE_BYTES`.*$", (CONFIGS / "README.md").read_text(), re.MULTILINE)
+    least = int(re.findall(r"less than (\d+)", row)[0])
+    for size, starts in ((least, True), (least - 1, False), (f"{least}B", False)):
+        done = validated(backends["collector"], name, OTEL_CACHE_COLLECTOR_QUEUE_BYTES=str(size))
+        assert (done.returncode == 0) is starts, done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_validates(backends: Mapping[str, Path], name: str) -> None:
+    """With no variable set."""
+    done = validated(backends["collector"], name)
     assert done.returncode == 0, done.stderr
     assert "deprecat" not in done.stderr.lower()
 
