@@ -77,7 +77,7 @@ def _group(
         share=cache.peak[group.index] / max(1, sum(cache.peak)),
         stored=residency.stored,
         evicted=count,
-        segment_blocks=len(residency.ever) / max(1e-9, _segments(cache)),
+        segment_blocks=residency.distinct / max(1e-9, _segments(cache)),
         age_ms=_spread(ages),
         pushed_out=pushed_out,
         pushed_out_share=pushed_out / max(1, known),
@@ -98,7 +98,7 @@ def _segments(cache: Residency) -> float:
     dense = cache.settings.dense_groups
     if not dense:
         return len(cache.computed) * cache.settings.hash_block / cache.settings.scheduler_block
-    return len(cache.groups[dense[0].index].ever) * dense[0].block_size / cache.settings.scheduler_block
+    return cache.groups[dense[0].index].distinct * dense[0].block_size / cache.settings.scheduler_block
 
 
 def _thinned(moments: Sequence[tuple[int, Sequence[int]]]) -> list[tuple[float, Sequence[int]]]:

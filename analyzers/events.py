@@ -1,54 +1,127 @@
 """A capture's evidence as events in time, and what is missing of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
 
 from analyzers import model
 from otel_cache.semconv import names
 
-Kind = Literal["lookup", "store", "evict"]
-_KINDS: Sequence[Kind] = ("lookup", "store", "evict")
-_LEFT_OUT = ("end", "trace_id", "parent_span_id", "origin", "positions", "ages")
-"""Columns that no event needs."""
+_STORED = ("request_id", "groups", "start", "first", "values", "stored", "masked", "not_materialized", "wanted",
+           "chunk_start", "chunk_end")  # fmt: skip
+_EVICTED = (
+    "start", "group", "reset", "fingerprints", "keys", "evictor_request_id", "evictor_groups", "reason",
+)  # fmt: skip
+ROWS_AT_A_TIME = 20_000
+_LOOKUP_LEAVES_OUT = ("end", "trace_id", "parent_span_id")
+
+
+class Stored(NamedTuple):
+    """What a store span says of some groups alike: columns of `Capture.stores`, and the groups."""
+
+    request: str
+    groups: Sequence[int]
+    start: int
+    first: int | None
+    values: bytes | None
+    stored: str
+    masked: str
+    not_materialized: str
+    wanted: str
+    chunk_start: int | None
+    chunk_end: int | None
+
+
+class Evicted(NamedTuple):
+    """A row of `Capture.evicts`."""
+
+    start: int
+    group: int
+    reset: bool
+    fingerprints: bytes
+    keys: bytes
+    evictor: str
+    evictor_groups: str
+    reason: str
+
+
+LookupRow = dict[str, Any]
+"""A row of `Capture.lookups`."""
 
 
 class Event(NamedTuple):
-    """Time (ns), life, `lookup`, `store` or `evict`, and the row."""
+    """Time (ns), life, what the span says, its number among the life's records, and how many were missing then."""
 
     time: int
     life: int
-    kind: Kind
-    row: dict[str, Any]
+    row: LookupRow | Stored | Evicted
+    sequence: int
+    missing: int
 
 
-def timeline(capture: model.Capture) -> pl.DataFrame:
-    """Return the events of `capture`, each life in the order of its records, the lives merged by time.
+class Timeline(NamedTuple):
+    """The evidence in time.
 
-    Columns: `time` (ns), `life`, `kind` (index into lookups, stores and evicts), `index` of the row in its frame,
-    `sequence`, `number`, `missing`.
+    Attributes:
+        order: an event per row: `time` (ns), `life`, `kind` (0: lookup, 1: store, 2: evict), `index` of the row in its
+            frame, `sequence`, `number`, `missing`. Each life is in the order of its records, the lives by time.
+        stores: `Capture.stores`, the rows of a span that differ in their group only as one: `groups` list[i32].
+
     """
+
+    order: pl.DataFrame
+    stores: pl.DataFrame
+
+
+def timeline(capture: model.Capture) -> Timeline:
+    """Return the events of `capture` in time."""
     shared = ["life", "sequence", "number", "missing", "start"]
+    stores = _joined(capture.stores)
     events = pl.concat(
         frame.select(shared).with_row_index("index").with_columns(kind=pl.lit(kind, pl.Int8))
-        for kind, frame in enumerate((capture.lookups, capture.stores, capture.evicts))
+        for kind, frame in enumerate((capture.lookups, stores, capture.evicts))
     )
     events = events.sort("life", "sequence", maintain_order=True)
     # A life's own order counts for more than its clock.
     latest = pl.max_horizontal("start", pl.lit(0, pl.Int64)).cum_max().over("life")
-    return events.with_columns(time=latest).drop("start").sort("time", "life", maintain_order=True)
+    return Timeline(events.with_columns(time=latest).drop("start").sort("time", "life", maintain_order=True), stores)
 
 
-def events_of(capture: model.Capture, order: pl.DataFrame | None = None) -> Iterator[Event]:
-    """Yield the events of `capture` in the `order` of its timeline."""
-    order = timeline(capture) if order is None else order
-    rows = []
-    for kind, frame in enumerate((capture.lookups, capture.stores, capture.evicts)):
-        index = order.filter(pl.col("kind") == kind)["index"]
-        rows.append(frame.drop(_LEFT_OUT, strict=False)[index].iter_rows(named=True))
-    for time, life, kind in order.select("time", "life", "kind").iter_rows():
-        yield Event(time, life, _KINDS[kind], next(rows[kind]))
+def _joined(stores: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of a store, joined where they say the same of groups that follow one another."""
+    same = ("life", "sequence", "span_id", "stored", "masked", "not_materialized", "wanted")
+    alike = pl.all_horizontal(pl.col(name).eq_missing(pl.col(name).shift()) for name in same)
+    fresh = stores.select(fresh=~alike | (pl.int_range(pl.len()) == 0))["fresh"]
+    groups = (
+        stores.select("group", run=fresh.cast(pl.Int32).cum_sum()).group_by("run", maintain_order=True).agg("group")
+    )
+    return stores.filter(fresh).with_columns(groups=groups["group"]).drop("group")
+
+
+def events_of(line: Timeline, capture: model.Capture) -> Iterator[Event]:
+    """Yield the events of `capture` in time."""
+    order = line.order
+    frames = (
+        capture.lookups.drop(_LOOKUP_LEAVES_OUT, strict=False), line.stores.select(_STORED),
+        capture.evicts.select(_EVICTED),
+    )  # fmt: skip
+    lookups, stores, evicts = (
+        _slices(frame, order.filter(pl.col("kind") == kind)["index"]) for kind, frame in enumerate(frames)
+    )
+    rows: tuple[Iterator[LookupRow | Stored | Evicted], ...] = (
+        (row for each in lookups for row in each.iter_rows(named=True)),
+        (Stored._make(row) for each in stores for row in each.iter_rows()),
+        (Evicted._make(row) for each in evicts for row in each.iter_rows()),
+    )
+    for time, life, kind, sequence, missing in order.select("time", "life", "kind", "sequence", "missing").iter_rows():
+        yield Event(time, life, next(rows[kind]), sequence, missing)
+
+
+def _slices(frame: pl.DataFrame, order: pl.Series) -> Iterator[pl.DataFrame]:
+    """Yield the rows of `frame` in this order, some at a time: put in order all at once they would be there twice."""
+    for start in range(0, len(order), ROWS_AT_A_TIME):
+        yield frame[order[start : start + ROWS_AT_A_TIME]]
 
 
 def successors(capture: model.Capture, order: pl.DataFrame) -> dict[int, list[int]]:
@@ -107,10 +180,10 @@ class Holes:
         """Note the holes of a life up to `event`."""
         if not self.any:
             return
-        life, row = event.life, event.row
-        if row["missing"]:
+        life = event.life
+        if event.missing:
             self._found[life] = True
-        while self._gaps[life] and self._gaps[life][0] <= row["sequence"]:
+        while self._gaps[life] and self._gaps[life][0] <= event.sequence:
             self._gaps[life].pop(0)
             self._found[life] = True
 

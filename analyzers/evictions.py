@@ -1,7 +1,8 @@
 """Which group's allocations pushed out whose blocks."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import polars as pl
 
@@ -12,7 +13,8 @@ ALLOCATION = "allocation"
 """A key that its own request registered anew under another position is no eviction."""
 
 
-def takers_of(written: str, count: int) -> list[int | None]:
+@lru_cache(maxsize=1 << 12)
+def takers_of(written: str, count: int) -> Sequence[int | None]:
     """Return the group that was given each of `count` blocks, from the form that evict spans have; None: not known."""
     takers = [int(each) if each else None for each in written.split(",")]
     return takers * count if len(takers) == 1 else takers[:count]

@@ -1,37 +1,79 @@
 """One prompt against every cache that could hold it: where it had been registered, and who holds it."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from analyzers.prompts import Chain
-from analyzers.residency import Residency
-from analyzers.views import View, last_of
+from analyzers.residency import Loss, Residency
+from analyzers.views import View, last_of, loss_of
+
+
+class Lost(NamedTuple):
+    """What became of the first dense block beyond a position.
+
+    Attributes:
+        loss: the latest.
+        residency: the cache of that one; `groups` of it lost the block.
+        reset: no cache lost it but by being cleared.
+
+    """
+
+    loss: Loss
+    residency: Residency
+    groups: Sequence[int]
+    reset: bool
 
 
 class Caches:
     """The caches of replicas whose fingerprints compare.
 
     Attributes:
-        members: all, in the order of lives.
-        living: those that can hold something.
+        members: those of lives that have begun, in that order.
+        living: of these, those that can hold something.
+        past: of these, those that cannot, and when (ns) they ended, in that order.
         ever: every prefix that a dense group of one of them had, or that was computed where there is none.
+        evicted: what dense groups of past lives lost before they ended, by block size.
 
     """
 
     def __init__(self) -> None:
         self.members: list[Residency] = []
         self.living: list[Residency] = []
+        self.past: list[tuple[int, Residency]] = []
         self.ever: set[int] = set()
+        self.evicted: dict[int, set[int]] = {}
 
-    def add(self, cache: Residency) -> None:
-        """Take the cache of one more life; lives come in their order."""
+    def begin(self, cache: Residency) -> None:
+        """Take the cache of a life that begins."""
         cache.everywhere = self.ever
         self.members.append(cache)
         self.living.append(cache)
 
-    def end(self, cache: Residency) -> None:
-        """Note that a life is over: it holds nothing, and will not."""
+    def end(self, cache: Residency, time: int) -> None:
+        """Note that a life is over, at `time` (ns): it holds nothing, and will not."""
         if cache.settings.dense_groups and cache in self.living:
             self.living.remove(cache)
+            self.past.append((time, cache))
+            for group in cache.settings.dense_groups:
+                lost = cache.groups[group.index].lost
+                gone = (identity for identity, loss in lost.items() if loss.reason != "reset")
+                self.evicted.setdefault(group.block_size, set()).update(gone)
+        cache.finish(time)
+
+
+def lost_by(residency: Residency, chain: Chain, position: int) -> Lost | None:
+    """Return what one replica lost of the first block beyond `position` (tokens) of `chain`."""
+    last: Loss | None = None
+    groups = []
+    reset = True
+    for group in residency.settings.dense_groups:
+        loss = loss_of(residency, chain, group, (position // group.block_size + 1) * group.block_size)
+        if loss:
+            groups.append(group.index)
+            reset = reset and loss.reason == "reset"
+            if last is None or loss.time > last.time:
+                last = loss
+    return Lost(last, residency, groups, reset) if last else None
 
 
 class FleetViews:
@@ -57,10 +99,31 @@ class FleetViews:
             self._views = [*map(self._view, self._caches.living), *self._others]
         return self._views
 
-    def all(self) -> Iterator[tuple[Residency, Chain]]:
-        """Yield all caches, of lives that are over too, in the order of lives, each with the prompt as it names it."""
-        yield from ((cache, self._here.chain) for cache in self._caches.members)
-        yield from ((view.residency, view.chain) for view in self._others)
+    def lost(self, position: int) -> Lost | None:
+        """Return what all replicas lost of the first dense block beyond `position` (tokens), in lives past or not."""
+        last: Lost | None = None
+        reset = not self._evicted_before(position)
+        for view in self.living:
+            if lost := lost_by(view.residency, view.chain, position):
+                reset = reset and lost.reset
+                if last is None or lost.loss.time > last.loss.time:
+                    last = lost
+        for end, residency in reversed(self._caches.past):
+            if last and last.loss.time >= end:
+                break
+            lost = lost_by(residency, self._here.chain, position)
+            if lost and (last is None or lost.loss.time > last.loss.time):
+                last = lost
+        return last._replace(reset=reset) if last else None
+
+    def _evicted_before(self, position: int) -> bool:
+        """Whether a life that is over had lost the first dense block beyond `position` before it ended."""
+        chain, unit = self._here.chain, self._here.unit
+        for block, gone in self._caches.evicted.items():
+            end = (position // block + 1) * block
+            if end % unit == 0 and end // unit <= len(chain) and chain[end // unit - 1] in gone:
+                return True
+        return False
 
     def registered(self, limit: int) -> int:
         """Return how much of the prompt one of the caches has ever had, at most `limit` tokens."""

@@ -5,18 +5,17 @@ and the classes always add up to the prompt. Every boundary is predicted from wh
 the prompts and the settings; the lookup's own result is compared at the end only.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from analyzers import model
 from analyzers.finders import Positions, PositionsOf, agree, drop_unit, each_of, find, furthest
-from analyzers.fleet_views import FleetViews
+from analyzers.fleet_views import FleetViews, Lost, lost_by
 from analyzers.missing import Missing, find_missing, state_class
-from analyzers.prompts import Chain, Prompt
-from analyzers.residency import Loss, Residency
+from analyzers.prompts import Prompt
 from analyzers.settings import Group, Settings
-from analyzers.views import View, loss_of
+from analyzers.views import View
 
 
 class Seen(NamedTuple):
@@ -186,15 +185,17 @@ def _residence(walk: _Walk, scene: Scene, local: int, once: int) -> None:
     at = walk.at
     if local >= at:
         return
-    own = [(scene.here.residency, scene.here.chain)]
     up = max(scene.fleet.held(at), local)
     if up < at:
         # What this replica once had, it lost itself; what lies above, somebody else did.
-        _lost(walk, scene.fleet.all(), up, min(at, max(up, once)))
-        _lost(walk, own, up, up)
+        if at > (lower := min(at, max(up, once))):
+            _lost(walk, scene.fleet.lost(up), lower)
+        if walk.at > up:
+            _lost(walk, _lost_here(scene, up), up)
     if local < walk.at:
         walk.down(model.HELD_ELSEWHERE, max(local, min(once, walk.at)), **_there(scene, walk.at, up))
-        _lost(walk, own, local, local)
+        if walk.at > local:
+            _lost(walk, _lost_here(scene, local), local)
 
 
 def _there(scene: Scene, at: int, up: int) -> dict[str, Any]:
@@ -219,20 +220,16 @@ def _there(scene: Scene, at: int, up: int) -> dict[str, Any]:
     return data
 
 
-def _lost(walk: _Walk, caches: Iterable[tuple[Residency, Chain]], position: int, lower: int) -> None:
-    """Step down to `lower` for what `caches` lost of the first dense block beyond `position`."""
-    if walk.at <= lower:
-        return
-    losses: list[tuple[Loss, Residency, int]] = []
-    for residency, chain in caches:
-        for group in residency.settings.dense_groups:
-            if loss := loss_of(residency, chain, group, (position // group.block_size + 1) * group.block_size):
-                losses.append((loss, residency, group.index))  # noqa: PERF401
-    reasons = {loss.reason for loss, _, _ in losses}
-    last = max(losses, key=lambda each: each[0].time, default=None)
-    data: dict[str, Any] = {"loss": last[0], "replica": last[1].replica} if last else {}
-    data["groups"] = sorted({group for _, residency, group in losses if last and residency is last[1]})
-    walk.down(model.RESET if reasons == {"reset"} else model.EVICTED, lower, **data)
+def _lost_here(scene: Scene, position: int) -> Lost | None:
+    return lost_by(scene.here.residency, scene.here.chain, position)
+
+
+def _lost(walk: _Walk, lost: Lost | None, lower: int) -> None:
+    """Step down to `lower` for what was lost of the first dense block beyond it."""
+    data: dict[str, Any] = {"groups": []}
+    if lost:
+        data = {"loss": lost.loss, "replica": lost.residency.replica, "groups": list(lost.groups)}
+    walk.down(model.RESET if lost and lost.reset else model.EVICTED, lower, **data)
 
 
 def _states(walk: _Walk, here: View, result: Explained) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import polars as pl
 
+from analyzers.events import Timeline
 from analyzers.ladder import Coming
 from analyzers.prompts import Chain, Prompt, common_prefix
 from analyzers.settings import Settings
@@ -11,6 +12,8 @@ from otel_cache.semconv.positions import parse_positions
 
 Name = tuple[int, str]
 _STORE = 1
+CLEAN_FROM = 256
+"""So many requests at work are looked through for those that are not any more."""
 _REGISTERED = ("stored", "masked", "not_materialized")
 """Columns with positions that were computed; only the first are in the cache."""
 
@@ -18,22 +21,27 @@ _REGISTERED = ("stored", "masked", "not_materialized")
 class Producers:
     """Knows in advance what each request registers, and when; `begin` says which are at work."""
 
-    def __init__(self, stores: pl.DataFrame, order: pl.DataFrame, settings: Sequence[Settings]) -> None:
-        """Take `Capture.stores`, and when each of its rows was, as a timeline says."""
+    def __init__(self, line: Timeline, settings: Sequence[Settings]) -> None:
+        """Take the stores of a timeline."""
         self._settings = settings
-        self._progress: dict[Name, list[tuple[int, list[range]]]] = {}
+        self._progress: dict[Name, list[tuple[int, Sequence[range]]]] = {}
         self._active: dict[Name, None] = {}
+        self._clean_at = CLEAN_FROM
         told = pl.DataFrame(
             {"life": range(len(settings)), "asked": [_registering(own) for own in settings]},
             schema={"life": pl.Int32, "asked": pl.Int32},
         )
-        ordered = order.filter(pl.col("kind") == _STORE)
-        rows = stores.select("life", "request_id", "group", *_REGISTERED)[ordered["index"]]
+        ordered = line.order.filter(pl.col("kind") == _STORE)
+        rows = line.stores.select("life", "request_id", "groups", *_REGISTERED)[ordered["index"]]
         rows = rows.with_columns(ordered["time"]).join(told, on="life", how="left", maintain_order="left")
-        rows = rows.filter(pl.col("asked").is_null() | (pl.col("asked") == pl.col("group")))
+        rows = rows.filter(pl.col("asked").is_null() | (pl.col("groups").list.contains(pl.col("asked"))))
         columns = rows.select("time", "life", "request_id", "asked", *_REGISTERED)
         for time, life, request, asked, *texts in columns.iter_rows():
-            runs = [run for text in texts[: 3 if asked is None else 1] if text for run in parse_positions(text)]
+            runs: Sequence[range]
+            if asked is None:
+                runs = [run for text in texts if text for run in parse_positions(text)]
+            else:
+                runs = parse_positions(texts[0]) if texts[0] else ()
             if runs:
                 self._progress.setdefault((life, request), []).append((time, runs))
 
@@ -42,6 +50,9 @@ class Producers:
         progress = self._progress.get(name)
         if progress and progress[-1][0] > time:
             self._active[name] = None
+            if len(self._active) >= self._clean_at:
+                self._clean(time)
+                self._clean_at = 2 * len(self._active) + CLEAN_FROM
 
     def coming(
         self,
@@ -63,8 +74,7 @@ class Producers:
             prompts: of all requests so far.
 
         """
-        for producer in [one for one in self._active if self._progress[one][-1][0] <= time]:
-            del self._active[producer], self._progress[producer]
+        self._clean(time)
         best = Coming(after)
         for producer in self._active:
             if producer == name or producer[0] not in lives:
@@ -75,6 +85,11 @@ class Producers:
                 if reached > best.reached:
                     best = Coming(reached, when, producer[1])
         return best
+
+    def _clean(self, time: int) -> None:
+        """Forget the requests that registered nothing after `time` (ns)."""
+        for producer in [one for one in self._active if self._progress[one][-1][0] <= time]:
+            del self._active[producer], self._progress[producer]
 
 
 def _registering(settings: Settings) -> int | None:

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from analyzers import model
-from analyzers.events import Event, Holes, events_of, successors, timeline
+from analyzers.events import Event, Evicted, Holes, LookupRow, Stored, events_of, successors, timeline
 from analyzers.finders import agree
 from analyzers.fleet_views import Caches, FleetViews
 from analyzers.ladder import Explained, Scene, Seen, explain
 from analyzers.producers import Producers
 from analyzers.prompts import UNKNOWN, Prompt, PromptBook, contains, last_mark, marks_of, mix_of, plain_marks
-from analyzers.residency import Loss, Residency
+from analyzers.residency import Residency
 from analyzers.seen import SeenPrefixes
 from analyzers.settings import Settings, read_settings
 from analyzers.views import View
@@ -100,8 +100,6 @@ class Replay:
         self._seen_by: dict[tuple[str, int, int], SeenPrefixes] = {}
         self._mixed = len(set(self._kinds)) > 1
         self._caches: dict[tuple[str, int, int], Caches] = {}
-        for kind, cache in zip(self._kinds, self.caches, strict=True):
-            self._caches.setdefault(kind, Caches()).add(cache)
         self._lookup_of: list[int] = []
         self._latest_lookup: dict[Name, int] = {}
         self._keyed = any(row for column in ("key", "plain") for row in capture.lookups[column].to_list())
@@ -111,29 +109,32 @@ class Replay:
 
     def run(self) -> list[Replayed]:
         """Replay everything; return the lookups in order."""
-        order = timeline(self._capture)
-        self.holes = self._holes = Holes(self._capture, order)
-        self._producers = Producers(self._capture.stores, order, self.settings)
-        ends = successors(self._capture, order)
-        for event in events_of(self._capture, order):
+        line = timeline(self._capture)
+        self.holes = self._holes = Holes(self._capture, line.order)
+        self._producers = Producers(line, self.settings)
+        ends = successors(self._capture, line.order)
+        for event in events_of(line, self._capture):
             if event.life in ends:
-                self._end(ends.pop(event.life), event.time)
+                self._begin(event.life, ends.pop(event.life), event.time)
             self._holes.pass_by(event)
-            if event.kind == "store":
-                self._store(event)
-            elif event.kind == "lookup":
-                self._lookup(event)
+            row = event.row
+            if isinstance(row, Stored):
+                self._store(event.life, row)
+            elif isinstance(row, Evicted):
+                self.caches[event.life].evict(row)
             else:
-                self.caches[event.life].evict(event.row)
+                self._lookup(event, row)
         return self.replayed
 
-    def _end(self, lives: Sequence[int], time: int) -> None:
-        for life in lives:
-            self.caches[life].finish(Loss(time, "", "reset"))
-            self._caches[self._kinds[life]].end(self.caches[life])
+    def _begin(self, life: int, over: Sequence[int], time: int) -> None:
+        """Begin a life at `time` (ns): of the same replica the lives `over` are no more."""
+        for other in over:
+            if not self.caches[other].over:
+                self._caches[self._kinds[other]].end(self.caches[other], time)
+        self._caches.setdefault(self._kinds[life], Caches()).begin(self.caches[life])
 
-    def _lookup(self, event: Event) -> None:
-        life, row = event.life, event.row
+    def _lookup(self, event: Event, row: LookupRow) -> None:
+        life = event.life
         settings = self.settings[life]
         prompt = self._book(life).read(settings, row)
         name = (life, row["request_id"])
@@ -145,10 +146,10 @@ class Replay:
         named = prompt.whole != UNKNOWN and UNKNOWN not in prompt.chain
         if named and settings.predictable and not self._holes.by_now(life) and settings.prefix_caching:
             fleet = self._fleet(life, prompt, name, view, relative)
-            explained = explain(prompt, self._scene(event, prompt, name, seen, view, fleet))
+            explained = explain(prompt, self._scene(event, row, prompt, name, seen, view, fleet))
             turn = self._previous_turn(prompt, relative, seen.same_key)
             elsewhere = self._elsewhere(row, fleet, turn, life)
-        self._append(event, prompt, explained, (relative, seen.same_key, other_key), elsewhere, view)
+        self._append(life, row, prompt, explained, (relative, seen.same_key, other_key), elsewhere, view)
         self.caches[life].look(event.time)
         if row["admitted"]:
             self.caches[life].use(prompt.chain, row["hit_tokens"], event.time)
@@ -157,34 +158,36 @@ class Replay:
         self._remember(prompt, name, 0, row)
         prompt.forget_common()
 
-    def _scene(self, event: Event, prompt: Prompt, name: Name, seen: Seen, view: View, fleet: FleetViews) -> Scene:
+    def _scene(
+        self, event: Event, row: LookupRow, prompt: Prompt, name: Name, seen: Seen, view: View, fleet: FleetViews
+    ) -> Scene:
         life, holes = event.life, self._holes
         others: Sequence[int] = ()
         if holes.any:
             others = [other for other, kind in enumerate(self._kinds) if kind[0] == self._kinds[life][0]]
         return Scene(
-            limit=event.row["max_hit_tokens"],
+            limit=row["max_hit_tokens"],
             seen=seen,
             here=view,
             fleet=fleet,
             coming=lambda after: self._producers.coming(
                 prompt.chain, self._comparable(life), after, event.time, name, self._prompts
             ),
-            completed=event.row["connector"],
+            completed=row["connector"],
             holes_elsewhere=holes.thinned or any(holes.by_now(other) for other in others if other != life),
             holes_later=holes.thinned or any(holes.ever(other) for other in others),
         )
 
     def _append(
         self,
-        event: Event,
+        life: int,
+        row: LookupRow,
         prompt: Prompt,
         explained: Explained | None,
         known: tuple[int | None, int, int | None],
         elsewhere: Elsewhere | None,
         view: View,
     ) -> None:
-        life, row = event.life, event.row
         relative, shared, other_key = known
         snapshot = _snapshot(view, explained.needed if explained else row["hit_tokens"], explained)
         producer = next((e.refusal.request for e in explained.missing if e.refusal), None) if explained else None
@@ -200,17 +203,15 @@ class Replay:
             )
         )  # fmt: skip
 
-    def _store(self, event: Event) -> None:
-        life, row = event.life, event.row
-        name = (life, row["request_id"])
+    def _store(self, life: int, row: Stored) -> None:
+        name = (life, row.request)
         prompt = self._prompts.get(name)
         if prompt is None:
             prompt = self._prompts[name] = Prompt([])
-        if row["values"]:
-            begin = self._book(life).extend(prompt, self.settings[life], row["first"], row["values"])
+        if row.values and row.first is not None:
+            begin = self._book(life).extend(prompt, self.settings[life], row.first, row.values)
             self._remember(prompt, name, begin)
-        if 0 <= row["group"] < len(self.settings[life].groups):
-            self.caches[life].store(row, prompt.chain)
+        self.caches[life].store(row, prompt.chain)
 
     def _seen_of(
         self, settings: Settings, prompt: Prompt, row: Mapping[str, Any], name: Name
@@ -357,9 +358,9 @@ def _snapshot(view: View, needed: int, explained: Explained | None) -> Snapshot:
     unmade: dict[int, Sequence[int]] = {} if missing else _NOTHING
     for entry in missing:
         if entry.refusal:
-            group = cache.groups[entry.group.index]
-            wanted[entry.group.index] = sorted(group.wanted(entry.refusal.request))
-            unmade[entry.group.index] = sorted(group.unmade(entry.refusal.request))
+            group, request = entry.group.index, entry.refusal.request
+            wanted[group] = sorted(cache.wanted(group, request))
+            unmade[group] = sorted(cache.unmade(group, request))
     return Snapshot(
         [view.stored_below(group, needed) for group in groups],
         [view.stored_above(group, needed) for group in groups],

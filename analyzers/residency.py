@@ -1,19 +1,17 @@
 """What one life of a replica holds, group by group, as its stores and evictions say; and what became of the rest."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from analyzers.events import Evicted, Stored
 from analyzers.evictions import takers_of
 from analyzers.model import State
 from analyzers.prompts import UNKNOWN, Chain, identities, mix_of
 from analyzers.settings import Settings
 from otel_cache.records import FINGERPRINT_BYTES
 from otel_cache.semconv.positions import parse_positions
-
-_Refused = Literal["masked", "not_materialized"]
-_REFUSALS: Sequence[_Refused] = ("masked", "not_materialized")
 
 
 class Refusal(NamedTuple):
@@ -31,8 +29,8 @@ class Refusal(NamedTuple):
 class Loss(NamedTuple):
     """A key that left the cache: when (ns), by which request's allocation, `allocation`, `replaced` or `reset`.
 
-    `used` is when (ns) a request last stored it or hit it; 0: not known. `taker` is the group that was given the
-    block; None: not known.
+    `used` is when (ns) a request last stored it or hit it; 0: not known, or reset. `taker` is the group that was given
+    the block; None: not known.
     """
 
     time: int
@@ -46,27 +44,22 @@ class Loss(NamedTuple):
 class GroupResidency:
     """One group: identities held now, ever held, refused, and lost.
 
-    `told` is, by request, what each of its stores said of the mask: the positions that it asked for and that were not
-    made, and those that were stored, as text. `stored` counts the keys that were registered, `peak` those held at once
-    at the most.
+    `stored` counts the keys that were registered, `peak` those held at once at the most, `forgotten` those of `ever`
+    that are in it no more.
     """
 
     held: set[int] = field(default_factory=set)
     ever: set[int] = field(default_factory=set)
     refused: dict[int, Refusal] = field(default_factory=dict)
     lost: dict[int, Loss] = field(default_factory=dict)
-    told: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     stored: int = 0
     peak: int = 0
+    forgotten: int = 0
 
-    def unmade(self, request: str) -> set[int]:
-        """Return the positions (tokens) that the mask wanted of `request`, and where no state was made."""
-        return {position for text, _ in self.told.get(request, ()) for run in parse_positions(text) for position in run}
-
-    def wanted(self, request: str) -> set[int]:
-        """Return the positions (tokens) that the mask wanted of `request`."""
-        stored = (run for _, text in self.told.get(request, ()) for run in parse_positions(text))
-        return self.unmade(request).union(*stored)
+    @property
+    def distinct(self) -> int:
+        """Identities ever held, those of a life that is over included."""
+        return len(self.ever) + self.forgotten
 
 
 class Residency:
@@ -92,59 +85,57 @@ class Residency:
         self.moments: list[tuple[int, tuple[int, ...]]] = []
         self.everywhere: set[int] = set()
         self._used: dict[int, int] = {}
+        # By request, what each of its stores said of the mask: of which groups, the positions that it asked for and
+        # that were not made, and those that were stored, as text.
+        self._told: dict[str, list[tuple[Sequence[int], str, str]]] = {}
         self._dense = [group.dense for group in settings.groups]
         self._held = 0
         self._most = 0
 
-    def store(self, row: Mapping[str, Any], chain: Chain) -> None:
-        """Apply a row of `Capture.stores`."""
-        number, text = row["group"], row["stored"]
-        group = self.groups[number]
-        stored = self._named(text, chain) if text else ()
+    def store(self, row: Stored, chain: Chain) -> None:
+        """Apply what a store says of some groups, the prompt of whose request is `chain`."""
+        stored = self._named(row.stored, chain)
         if stored:
-            before = len(group.held)
-            group.held.update(stored)
-            group.ever.update(stored)
-            self._used.update(dict.fromkeys(stored, row["start"]))
-            group.stored += len(stored)
-            held = len(group.held)
-            if held > before:
-                self._held += held - before
-                if held > group.peak:
-                    group.peak = held
-                if self._held > self._most:
-                    self._most = self._held
-                    self.peak = [len(each.held) for each in self.groups]
-            _forget(group.refused, stored)
-            _forget(group.lost, stored)
-        if self._dense[number]:
-            self.everywhere.update(stored)
+            self._used.update(dict.fromkeys(stored, row.start))
+        refused: list[dict[int, Refusal]] | None = None
+        sparse = []
+        for number in row.groups:
+            if not 0 <= number < len(self.groups):
+                continue
+            group = self.groups[number]
+            if stored:
+                self._hold(group, stored)
+            if self._dense[number]:
+                self.everywhere.update(stored)
+                continue
+            sparse.append(number)
+            if refused is None:
+                refused = self._refusals(row, chain)
+            for each in refused:
+                _refuse(group, each)
+        if refused is None:
             return
-        for state in _REFUSALS:
-            if row[state]:
-                self._refuse(group, self._named(row[state], chain), row, state)
-        if text or row["wanted"]:
-            group.told.setdefault(row["request_id"], []).append((row["wanted"], text))
+        if row.stored or row.wanted:
+            self._told.setdefault(row.request, []).append((sparse, row.wanted, row.stored))
         if not self.settings.dense_groups:
-            for column in ("stored", *_REFUSALS):
-                computed = self._named(row[column], chain)
+            for computed in (stored, *refused):
                 self.computed.update(computed)
                 self.everywhere.update(computed)
 
-    def evict(self, row: Mapping[str, Any]) -> None:
-        """Apply a row of `Capture.evicts`."""
-        if row["reset"]:
-            self.end(Loss(row["start"], "", "reset"))
+    def evict(self, row: Evicted) -> None:
+        """Apply an eviction."""
+        if row.reset:
+            self.clear(row.start)
             return
-        if not 0 <= row["group"] < len(self.groups):
+        if not 0 <= row.group < len(self.groups):
             return
-        group = self.groups[row["group"]]
-        time, evictor, reason = row["start"], row["evictor_request_id"] or "", row["reason"] or "allocation"
-        gone = identities(row["fingerprints"], b"")
-        if keys := row["keys"]:
+        group = self.groups[row.group]
+        time, evictor, reason = row.start, row.evictor or "", row.reason or "allocation"
+        gone = identities(row.fingerprints, b"")
+        if keys := row.keys:
             width = FINGERPRINT_BYTES
             gone = [each ^ mix_of(keys[width * i : width * (i + 1)]) for i, each in enumerate(gone)]
-        takers = takers_of(row["evictor_groups"], len(gone))
+        takers = takers_of(row.evictor_groups, len(gone))
         before = len(group.held)
         group.held.difference_update(gone[: len(takers)])
         self._held += len(group.held) - before
@@ -152,6 +143,16 @@ class Residency:
         for identity, taker in zip(gone, takers, strict=False):
             if identity in ever:
                 lost[identity] = Loss(time, evictor, reason, used.get(identity, 0), taker)
+
+    def unmade(self, group: int, request: str) -> set[int]:
+        """Return the positions (tokens) that the mask wanted of `request` in `group`, and where no state was made."""
+        texts = (wanted for groups, wanted, _ in self._told.get(request, ()) if group in groups)
+        return {position for text in texts for run in parse_positions(text) for position in run}
+
+    def wanted(self, group: int, request: str) -> set[int]:
+        """Return the positions (tokens) that the mask wanted of `request` in `group`."""
+        texts = (stored for groups, _, stored in self._told.get(request, ()) if group in groups)
+        return self.unmade(group, request).union(*(run for text in texts for run in parse_positions(text)))
 
     def look(self, time: int) -> None:
         """Note how much is held at `time` (ns)."""
@@ -161,29 +162,53 @@ class Residency:
         """Note that a request hit the first `tokens` of `chain` at `time` (ns)."""
         self._used.update(dict.fromkeys(chain[: tokens // self.settings.hash_block], time))
 
-    def end(self, loss: Loss) -> None:
-        """Drop everything: the cache was cleared, or this life is over."""
+    def clear(self, time: int) -> None:
+        """Drop everything at `time` (ns): the cache was cleared, or this life is over."""
+        loss = Loss(time, "", "reset")
         for group in self.groups:
-            for identity in group.held:
-                group.lost[identity] = Loss(loss.time, loss.evictor, loss.reason, self._used.get(identity, 0))
+            group.lost.update(dict.fromkeys(group.held, loss))
             group.held.clear()
         self._held = 0
 
-    def finish(self, loss: Loss) -> None:
-        """Drop everything for good: this life is over, and nobody asks any more what it refused."""
-        self.end(loss)
+    def finish(self, time: int) -> None:
+        """Drop everything for good: this life is over at `time` (ns), and nobody asks what else it had."""
+        self.clear(time)
         self.over = True
         self._used.clear()
-        for group in self.groups:
+        self._told.clear()
+        for group, dense in zip(self.groups, self._dense, strict=True):
             group.refused.clear()
-            group.told.clear()
+            if not dense:
+                group.lost.clear()
+                group.forgotten = len(group.ever)
+                group.ever.clear()
 
-    def _refuse(self, group: GroupResidency, named: Sequence[int], row: Mapping[str, Any], state: _Refused) -> None:
-        known, absent = group.refused, set(named).difference(group.held)
-        if state != "masked" and not known.keys().isdisjoint(absent):
-            # A state that was computed once and refused says more than one that another request never made.
-            absent = {each for each in absent if not (each in known and known[each].state == "masked")}
-        known.update(dict.fromkeys(absent, Refusal(row["request_id"], state, row["chunk_start"], row["chunk_end"])))
+    def _hold(self, group: GroupResidency, stored: Sequence[int]) -> None:
+        before = len(group.held)
+        known = len(group.ever)
+        group.held.update(stored)
+        group.ever.update(stored)
+        group.stored += len(stored)
+        held = len(group.held)
+        if held > before:
+            self._held += held - before
+            if held > group.peak:
+                group.peak = held
+            if self._held > self._most:
+                self._most = self._held
+                self.peak = [len(each.held) for each in self.groups]
+        _forget(group.refused, stored)
+        if known != len(group.ever) - len(stored):
+            _forget(group.lost, stored)
+
+    def _refusals(self, row: Stored, chain: Chain) -> list[dict[int, Refusal]]:
+        """Return what was refused, by state: `masked` first."""
+        states: Sequence[tuple[State, str]] = (("masked", row.masked), ("not_materialized", row.not_materialized))
+        return [
+            dict.fromkeys(self._named(text, chain), Refusal(row.request, state, row.chunk_start, row.chunk_end))
+            for state, text in states
+            if text
+        ]
 
     def _named(self, text: str, chain: Chain) -> list[int]:
         """Return the identities of the positions in `text` that are named, in their order."""
@@ -208,6 +233,20 @@ def _slices(text: str, unit: int) -> tuple[slice, ...]:
             first = run.start // unit - 1
             found.append(slice(first if first >= 0 else first + step, run[-1] // unit, step))
     return tuple(found)
+
+
+def _refuse(group: GroupResidency, refused: dict[int, Refusal]) -> None:
+    known, held = group.refused, group.held
+    if not held.isdisjoint(refused):
+        refused = {identity: refusal for identity, refusal in refused.items() if identity not in held}
+    if not known.keys().isdisjoint(refused):
+        # A state that was computed once and refused says more than one that another request never made.
+        refused = {
+            identity: refusal
+            for identity, refusal in refused.items()
+            if refusal.state == "masked" or identity not in known or known[identity].state != "masked"
+        }
+    known.update(refused)
 
 
 def _forget(known: dict[int, Any], identities: Sequence[int]) -> None:

@@ -32,6 +32,8 @@ _STAGES = {
 }  # fmt: skip
 """At which stage of the funnel the tokens of a class fall out."""
 
+_NEVER_ASKED = (None, None)
+
 Passes = Mapping[tuple[int, str], Mapping[int, tuple[int | None, int | None]]]
 """By life and span id of a lookup, and by group: what it was asked for first, and its hit. Tokens."""
 
@@ -144,6 +146,10 @@ def _lost(one: Replayed) -> tuple[dict[str, int], int]:
 def _sum(steps: Iterable[Step], low: int, high: int) -> dict[str, int]:
     """Return the tokens of `steps` per class; what lies from `low` to `high` a KV connector brought."""
     lost: dict[str, int] = {}
+    if low == high:
+        for cls, upper, lower, _ in steps:
+            lost[cls] = lost.get(cls, 0) + upper - lower
+        return lost
     for step in steps:
         brought = max(0, min(step.upper, high) - max(step.lower, low))
         for cls, tokens in ((model.EXTERNAL, brought), (step.cls, step.upper - step.lower - brought)):
@@ -170,31 +176,21 @@ def _group_states(one: Replayed, needed: int, passes: Passes) -> list[GroupState
     # Of a group that the lookup does not ask nothing is needed: vLLM rebuilds what it holds.
     asked = one.settings.asked if one.explained and needed else frozenset()
     said = passes.get((one.row["life"], one.row["span_id"]), {})
+    residency = one.residency
     states = []
-    for group in one.settings.groups:
-        first, hit = said.get(group.index, (None, None))
-        entry = missing.get(group.index)
-        below, above = one.residency.below[group.index], one.residency.above[group.index]
+    for group, below, above in zip(one.settings.groups, residency.below, residency.above, strict=True):
+        number = group.index
+        first, hit = said.get(number, _NEVER_ASKED)
         # Without a boundary that a hit could have had, there is nothing that a group could lack.
-        state: model.State = "stored" if group.index in asked else "unknown"
-        if entry:
-            state = entry.state
-        states.append(
-            GroupState(
-                group=group.index,
-                kind=group.kind,
-                block_size=group.block_size,
-                asked_tokens=first,
-                hit_tokens=hit or 0,
-                stored_below=below,
-                stored_above=above,
-                state=state,
-                chunk_end=entry.refusal.chunk_end if entry and entry.refusal else None,
-                wanted=tuple(one.residency.wanted.get(group.index, ()))[-SHOWN_POSITIONS:] if entry else (),
-                unmade=tuple(one.residency.unmade.get(group.index, ()))[-SHOWN_POSITIONS:] if entry else (),
-                chunk_start=entry.refusal.chunk_start if entry and entry.refusal else None,
-            )
-        )
+        state: model.State = "stored" if number in asked else "unknown"
+        one_state = GroupState(number, group.kind, group.block_size, first, hit or 0, below, above, state)
+        if entry := missing.get(number):
+            one_state.state = entry.state
+            one_state.wanted = tuple(residency.wanted.get(number, ()))[-SHOWN_POSITIONS:]
+            one_state.unmade = tuple(residency.unmade.get(number, ()))[-SHOWN_POSITIONS:]
+            if entry.refusal:
+                one_state.chunk_start, one_state.chunk_end = entry.refusal.chunk_start, entry.refusal.chunk_end
+        states.append(one_state)
     return states
 
 

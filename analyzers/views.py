@@ -42,10 +42,11 @@ class View:
     def _reached(self, ever: bool) -> int:
         settings = self.residency.settings
         inside = settings.alignment
-        return min(
+        reached = [
             self._inside(group, ever) if inside < group.block_size else self.leading(group, ever) * group.block_size
             for group in settings.dense_groups
-        )
+        ]
+        return reached[0] if len(reached) == 1 else min(reached)
 
     def leading(self, group: Group, ever: bool = False) -> int:
         """Return how many blocks from the start `group` holds without a gap (or ever held)."""
@@ -53,13 +54,7 @@ class View:
         if (known := self._leading.get(key)) is None:
             residency = self.residency.groups[group.index]
             members = residency.ever if ever else residency.held
-            step = group.block_size // self.unit
-            blocks = self.chain if step == 1 else self.chain[step - 1 :: step]
-            try:
-                known = indexOf(map(members.__contains__, blocks), False)
-            except ValueError:
-                known = len(blocks)
-            self._leading[key] = known
+            known = self._leading[key] = _leading(self.chain, members, group.block_size // self.unit)
         return known
 
     def _inside(self, group: Group, ever: bool) -> int:
@@ -101,10 +96,10 @@ class View:
         """Return the nearest position above `position` that `group` holds; None: there is none."""
         held = self.residency.groups[group.index].held
         first = position // self.unit
-        try:
-            return (first + indexOf(map(held.__contains__, self.chain[first:]), True) + 1) * self.unit
-        except ValueError:
+        beyond = self.chain[first:]
+        if held.isdisjoint(beyond):
             return None
+        return (first + indexOf(map(held.__contains__, beyond), True) + 1) * self.unit
 
     def positions(self, groups: Sequence[Group]) -> Positions:
         """Return where all of `groups` have a key: one group, or those of an entry of the lookup's order."""
@@ -118,31 +113,48 @@ class _Held(Positions):
     """The positions at which all of some groups have a key."""
 
     def __init__(self, view: View, groups: Sequence[Group]) -> None:
-        self._view = view
+        # Not the view itself: it has this, and what refers to one another stays until somebody looks for it.
+        self._chain, self._unit, self._known = view.chain, view.unit, view._leading
         self._groups = groups
         self._members = [view.residency.groups[group.index].held for group in groups]
 
     def __call__(self, position: int) -> bool:
-        view = self._view
-        index = position // view.unit - 1
-        if position % view.unit or not 0 <= index < len(view.chain):
+        index = position // self._unit - 1
+        if position % self._unit or not 0 <= index < len(self._chain):
             return False
-        identity = view.chain[index]
+        identity = self._chain[index]
         return all(identity in members for members in self._members)
 
     def leading(self, block: int, limit: int) -> int:
         if any(group.block_size != block for group in self._groups):
             return super().leading(block, limit)
-        return min(limit // block, *(self._view.leading(group) for group in self._groups)) * block
+        blocks = limit // block
+        for group, members in zip(self._groups, self._members, strict=True):
+            key = (group.index, False)
+            if (known := self._known.get(key)) is None:
+                known = self._known[key] = _leading(self._chain, members, block // self._unit)
+            blocks = min(blocks, known)
+        return blocks * block
 
     def last(self, step: int, limit: int) -> int:
-        unit = self._view.unit
+        unit = self._unit
         step = lcm(step, unit)
         while True:
-            found = [last_of(self._view.chain, held, limit // unit, step // unit) * unit for held in self._members]
+            found = [last_of(self._chain, held, limit // unit, step // unit) * unit for held in self._members]
             if (low := min(found)) == max(found):
                 return low
             limit = low
+
+
+def _leading(chain: Chain, members: set[int], step: int) -> int:
+    """Return how many of the entries of `chain`, every `step`, `members` have one after the other."""
+    if len(chain) < step or chain[step - 1] not in members:
+        return 0
+    blocks = chain if step == 1 else chain[step - 1 :: step]
+    try:
+        return indexOf(map(members.__contains__, blocks), False)
+    except ValueError:
+        return len(blocks)
 
 
 def last_of(chain: Chain, members: set[int], top: int, step: int) -> int:

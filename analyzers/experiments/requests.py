@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from analyzers.events import Event, events_of
+from analyzers.events import Event, Evicted, LookupRow, Stored, events_of, timeline
 from analyzers.model import Capture
 from analyzers.prompts import UNKNOWN, Prompt, PromptBook, marks_of
 from analyzers.settings import Settings, read_settings
@@ -73,7 +73,7 @@ def recorded(capture: Capture) -> Recorded:
 
     """
     settings = [read_settings(life.attributes, f"replica {life.replica}") for life in capture.lives]
-    events = list(events_of(capture))
+    events = list(events_of(timeline(capture), capture))
     sent = _Rebuilt(settings).take(events, _ends(capture))
     if not sent:
         raise CaptureError("no request of the capture has fingerprints, so its prompts cannot be rebuilt")
@@ -98,27 +98,29 @@ class _Rebuilt:
     def take(self, events: Sequence[Event], ends: Mapping[Name, Mapping[str, Any]]) -> list[_Sent]:
         """Return the requests that were looked up, in the order of their first lookup."""
         for event in events:
-            name = (event.life, event.row.get("request_id") or "")
-            if event.kind == "lookup":
-                self._lookup(event, name, ends.get(name))
-            elif event.kind == "store" and name in self._sent:
-                self._store(event, self._sent[name])
+            row = event.row
+            if isinstance(row, Stored):
+                if (one := self._sent.get((event.life, row.request))) is not None:
+                    self._store(event, row, one)
+            elif not isinstance(row, Evicted):
+                name = (event.life, row["request_id"])
+                self._lookup(event, row, name, ends.get(name))
         return list(self._sent.values())
 
-    def _lookup(self, event: Event, name: Name, end: Mapping[str, Any] | None) -> None:
-        settings, row = self._settings[event.life], event.row
+    def _lookup(self, event: Event, row: LookupRow, name: Name, end: Mapping[str, Any] | None) -> None:
+        settings = self._settings[event.life]
         prompt = self._book(settings).read(settings, row)
         if name not in self._sent:
             if prompt.whole == UNKNOWN and UNKNOWN not in prompt.chain and not len(prompt.chain):
                 return
-            self._sent[name] = self._begin(name, event, prompt, end)
+            self._sent[name] = self._begin(name, event, row, prompt, end)
         one = self._sent[name]
         one.end = max(one.end, event.time)
         one.prompt = prompt
         self._own(settings, prompt, one, 0)
 
-    def _begin(self, name: Name, event: Event, prompt: Prompt, end: Mapping[str, Any] | None) -> _Sent:
-        settings, row = self._settings[event.life], event.row
+    def _begin(self, name: Name, event: Event, row: LookupRow, prompt: Prompt, end: Mapping[str, Any] | None) -> _Sent:
+        settings = self._settings[event.life]
         one = _Sent(name, self._unused(name), event.time, row, prompt)
         if end is not None:
             one.start, one.end = min(end["start"], event.time), end["end"]
@@ -134,11 +136,11 @@ class _Rebuilt:
             one.parts.append(Part(f"{NUMBERED}{len(self._sent) + 1}", prompt.tokens - shared))
         return one
 
-    def _store(self, event: Event, one: _Sent) -> None:
-        settings, row = self._settings[event.life], event.row
+    def _store(self, event: Event, row: Stored, one: _Sent) -> None:
+        settings = self._settings[event.life]
         one.end = max(one.end, event.time)
-        if row["values"]:
-            begin = self._book(settings).extend(one.prompt, settings, row["first"], row["values"])
+        if row.values and row.first is not None:
+            begin = self._book(settings).extend(one.prompt, settings, row.first, row.values)
             self._own(settings, one.prompt, one, begin)
 
     def _own(self, settings: Settings, prompt: Prompt, one: _Sent, begin: int) -> None:
@@ -196,7 +198,7 @@ def _ends(capture: Capture) -> dict[Name, Mapping[str, Any]]:
 
 def _resets(capture: Capture, events: Sequence[Event], number: Mapping[int, int]) -> list[int]:
     """Return when (ns) caches were cleared: by a reset, or because a replica's next life began."""
-    times = [event.time for event in events if event.kind == "evict" and event.row["reset"]]
+    times = [event.time for event in events if isinstance(event.row, Evicted) and event.row.reset]
     begun: dict[int, set[int]] = {}
     for event in events:
         if event.life in number:
