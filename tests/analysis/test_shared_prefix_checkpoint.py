@@ -56,6 +56,7 @@ def run(lab: Labs, version: str, out: Path, on: bool, **engine: Any) -> tuple[li
 def test_hits_prediction_and_advice(lab: Labs, tmp_path: Path, version: str) -> None:
     """On, the third prompt hits where the second parted; off, a block end below. Each is predicted to the token."""
     if version_tuple(version) < LOOKAHEAD:
+        # Chunks end on Mamba's blocks, and attention drops one match unit: 4,784 and 3,200, as docs/versions.md says.
         attention, junction = BLOCK, SHARED // BLOCK * BLOCK - UNIT
         below = junction // BLOCK * BLOCK
     else:

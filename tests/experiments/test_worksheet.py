@@ -16,7 +16,7 @@ from lab.cases import HYBRID, MTP, shipped
 from vllm_versions import ENGINES as SERVED
 from vllm_versions import VERSIONS
 
-from analyzers.experiments.configured import checked, configured
+from analyzers.experiments.configured import SHARED_PREFIX, checked, configured, version_tuple
 from analyzers.experiments.worksheet import worksheet
 from analyzers.readers import open_capture
 from analyzers.settings import Settings, read_settings
@@ -126,10 +126,11 @@ FINE_VERSIONS = tuple(dict.fromkeys((*VERSIONS, *SERVED)))
 
 
 @st.composite
-def fine_engines(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
+def fine_engines(draw: st.DrawFn, checkpoint: bool) -> tuple[dict[str, Any], int]:
     """Return the settings of an engine whose hits end inside blocks, and a prompt's length (tokens).
 
-    Mamba blocks are wider than the match unit, those of full attention may be, and those of a window are as wide.
+    Mamba blocks are wider than the match unit, those of full attention may be, and those of a window are as wide. With
+    `checkpoint` a state may be kept inside a block where a shared prefix ends.
     """
     unit, wide = draw(st.sampled_from([4, 16, 40])), draw(st.sampled_from([2, 3, 4, 8]))
     dense = draw(st.sampled_from([1, wide, 2 * wide, *(2, 4) * (wide in (4, 8))]))
@@ -143,6 +144,7 @@ def fine_engines(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
     speculative = draw(st.sampled_from([None, MTP]))
     if speculative and draw(st.booleans()):
         groups[draw(st.integers(0, len(groups) - 1))]["draft"] = True
+    flag = {"enable_mamba_shared_prefix_checkpoint": True} if checkpoint and draw(st.booleans()) else {}
     block = unit * lcm(wide, dense)
     more = draw(st.sampled_from([-unit, -5, -1, 0, 1, unit, unit + 1]) | st.integers(-block, block))
     return {
@@ -155,6 +157,7 @@ def fine_engines(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
         "groups": draw(st.permutations(groups)),
         "max_num_seqs": 8,
         "async_scheduling": False,
+        **flag,
     }, max(1, draw(st.integers(0, 7)) * block + more)
 
 
@@ -165,7 +168,7 @@ def test_hits_inside_blocks(bare_lab: Labs, version: str) -> None:
     ran = 0
 
     @settings(max_examples=FINE, deadline=None, derandomize=True, database=None)
-    @given(fine_engines())
+    @given(fine_engines(version_tuple(version) >= SHARED_PREFIX))
     def holds(drawn: tuple[dict[str, Any], int]) -> None:
         nonlocal ran
         engine, tokens = drawn
@@ -203,13 +206,16 @@ ENGINES: list[dict[str, Any]] = [
 def test_settings_are_what_vllm_makes_of_them(lab: Labs, tmp_path: Path, version: str) -> None:
     """What is computed of an engine is what its replica says of itself."""
     for index, engine in enumerate(ENGINES):
+        if version_tuple(version) >= SHARED_PREFIX:
+            engine = {**engine, "enable_mamba_shared_prefix_checkpoint": True}
         out = tmp_path / f"{index}.jsonl"
         lab[version].run({"engine": engine, "requests": sends(engine, 300, 3)["requests"][:1]}, out)
         (life,) = open_capture([out]).lives
         said = read_settings(life.attributes, "the replica")
         ours = configured(checked(engine, "engine", 300), said.version)
         for name in ("groups", "order", "alignment", "hash_block", "scheduler_block", "lookahead", "partial_hits",
-                     "block_beyond", "retention", "max_batched_tokens", "speculative_tokens"):  # fmt: skip
+                     "block_beyond", "retention", "max_batched_tokens", "speculative_tokens",
+                     "shared_prefix_checkpoint"):  # fmt: skip
             assert getattr(ours, name) == getattr(said, name), (engine, name)
 
 
