@@ -1,9 +1,9 @@
 """What each key in a replica's cache stands for: as large as the block pool, whatever the load.
 
-A long run of keys is kept in arrays, a short one (a block that was decoded) as plain values: each is quicker so.
+A key leads to a row of some arrays, which are read and written many rows at a time where many keys come or go.
 """
 
-import sys
+from array import array
 from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_cache.fingerprints import SUMS_BYTES, Sums, read_sums
+from otel_cache.fingerprints import SUMS_BYTES, Sums
 from otel_cache.records import FINGERPRINT_BYTES
 
 NO_FINGERPRINT = bytes(FINGERPRINT_BYTES)
 NO_SUMS = bytes(SUMS_BYTES)
-_FEW = 8
-_ROWS = {int}
 
 
 class Lost(NamedTuple):
@@ -31,16 +29,12 @@ class Lost(NamedTuple):
     blocks: list[int]
 
 
-_Entry = tuple[int, int, bytes, bytes, bytes, int]
-"""Group, position, fingerprint, sums, extra, time."""
-
-
 class KeyTable:
     """Group, position in tokens, fingerprint, its sums, digest of the extra keys, and time of the store, by key."""
 
     def __init__(self, capacity: int) -> None:
         """Make room for about `capacity` keys; more are taken if they come."""
-        self._entries: dict[Any, _Entry | int] = {}
+        self._rows: dict[Any, int] = {}
         self._free: list[int] = []
         self._used = 0
         self._extras: dict[int, bytes] = {}
@@ -50,103 +44,84 @@ class KeyTable:
         self._times: NDArray[np.int64] = np.zeros(capacity, np.int64)
         self._prints: NDArray[np.uint64] = np.zeros(capacity, np.uint64)
         self._sums: NDArray[np.uint64] = np.zeros((capacity, 2), np.uint64)
+        self._view()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._rows)
 
     def __contains__(self, key: Any) -> bool:
-        return key in self._entries
+        return key in self._rows
 
     def add(
         self, keys: Sequence[Any], group: int, positions: Sequence[int], prints: bytes, sums: bytes, extra: bytes,
         time: int,
     ) -> None:  # fmt: skip
         """Take `keys`, the fingerprints and sums of which stand one after the other; stored again is stored anew."""
-        entries = self._entries
-        count = len(entries) + len(keys)
-        if len(keys) <= _FEW:
+        known = self._rows
+        count = len(known) + len(keys)
+        rows = self._take(len(keys))
+        if len(rows) == 1:  # a block that was decoded: its row is written quicker by its number
+            (row,) = rows
+            known[keys[0]] = row
+            self._positions[row], self._groups[row], self._times[row] = positions[0], group, time
             size, width = FINGERPRINT_BYTES, SUMS_BYTES
-            for index, key in enumerate(keys):
-                value = prints[index * size : (index + 1) * size]
-                entries[key] = (group, positions[index], value, sums[index * width : (index + 1) * width], extra, time)
+            self._print_bytes[row * size : (row + 1) * size] = prints
+            self._sum_bytes[row * width : (row + 1) * width] = sums
         else:
-            rows = self._take(len(keys))
-            entries.update(zip(keys, rows, strict=True))
-            at = np.array(rows)
-            self._positions[at] = _array(positions)
-            self._groups[at] = group
-            self._times[at] = time
+            known.update(zip(keys, rows, strict=True))
+            at = np.frombuffer(array("q", rows), np.int64)
+            self._positions[at], self._groups[at], self._times[at] = _array(positions), group, time
             self._prints[at] = np.frombuffer(prints, np.uint64)
             self._sums[at] = np.frombuffer(sums, np.uint64).reshape(-1, 2)
-            if extra:
-                self._extras.update(dict.fromkeys(rows, extra))
-        if len(entries) < count:
+        if extra:
+            self._extras.update(dict.fromkeys(rows, extra))
+        if len(known) < count:
             self._lost_track = True  # of the rows of keys that were there already
 
     def find(self, key: Any) -> tuple[bytes, Sums] | None:
         """Return the fingerprint and the sums of a key that is in the cache."""
-        known = self._entries.get(key)
-        if known is None:
+        row = self._rows.get(key)
+        if row is None:
             return None
-        if type(known) is int:
-            return _bytes(self._prints.item(known)), (self._sums.item(known, 0), self._sums.item(known, 1))
-        assert isinstance(known, tuple)
-        return known[2], read_sums(known[3])
+        return self._value(row), (self._sums.item(row, 0), self._sums.item(row, 1))
 
     def fingerprint(self, key: Any) -> bytes:
         """Return the fingerprint of a key, empty where the cache has none such."""
-        known = self._entries.get(key)
-        if known is None:
-            return b""
-        return _bytes(self._prints.item(known)) if type(known) is int else known[2]  # type: ignore[index]
+        row = self._rows.get(key)
+        return b"" if row is None else self._value(row)
 
     def remove(self, keys: Sequence[Any], blocks: Sequence[int], time: int) -> tuple[list[Lost], list[int]]:
         """Take out `keys` that `blocks` carried, by group; return besides which indices of them were not known."""
-        found: list[Any] = list(map(self._entries.pop, keys, repeat(None)))
-        kinds = set(map(type, found))
-        if kinds == _ROWS and len(found) > _FEW:
-            return self._lost_rows(found, blocks, time), []
-        lost: list[Lost] = []
-        if int in kinds:
-            rows = [index for index, each in enumerate(found) if type(each) is int]
-            if len(rows) > _FEW:
-                lost = self._lost_rows([found[index] for index in rows], [blocks[index] for index in rows], time)
-            else:
-                for index in rows:
-                    found[index] = self._entry(found[index])
-        by_group: dict[int, list[int]] = {}
-        for index, each in enumerate(found):
-            if type(each) is tuple:
-                by_group.setdefault(each[0], []).append(index)
-        for group, indices in by_group.items():
-            lost.append(_lost(group, [found[index] for index in indices], [blocks[index] for index in indices], time))
-        return lost, [index for index, each in enumerate(found) if each is None]
-
-    def _entry(self, row: int) -> _Entry:
-        """Take out a row that no key leads to any more."""
-        self._free.append(row)
-        extra = self._extras.pop(row, b"") if self._extras else b""
-        return (
-            self._groups.item(row), self._positions.item(row), _bytes(self._prints.item(row)), b"", extra,
-            self._times.item(row),
-        )  # fmt: skip
+        found = list(map(self._rows.pop, keys, repeat(None)))
+        unknown: list[int] = []
+        if None in found:
+            unknown = [index for index, row in enumerate(found) if row is None]
+            blocks = [block for block, row in zip(blocks, found, strict=True) if row is not None]
+        rows = [row for row in found if row is not None] if unknown else found
+        return self._lost(rows, blocks, time) if rows else [], unknown
 
     def clear(self) -> None:
         """Forget everything: the cache was reset."""
-        self._entries.clear()
+        self._rows.clear()
         self._free.clear()
         self._extras.clear()
         self._used = 0
         self._lost_track = False
 
-    def _lost_rows(self, rows: list[int], blocks: Sequence[int], time: int) -> list[Lost]:
-        at = np.array(rows)
-        groups = self._groups[at]
-        ages = np.maximum(time - self._times[at], 0)
+    def _lost(self, rows: list[Any], blocks: Sequence[int], time: int) -> list[Lost]:
+        """Take out rows that no key leads to any more."""
         extras = [self._extras.pop(row, b"") for row in rows] if self._extras else []
         if not any(extras):
             extras = []
         self._free += rows
+        if len(rows) == 1:
+            (row,) = rows
+            age = max(time - self._times.item(row), 0)
+            position, value = self._positions.item(row), self._value(row)
+            return [Lost(self._groups.item(row), [position], value, extras, [age], list(blocks))]
+        at = np.frombuffer(array("q", rows), np.int64)
+        groups = self._groups[at]
+        ages = np.maximum(time - self._times[at], 0)
         positions, prints = self._positions[at], self._prints[at]
         if (groups == groups[0]).all():
             return [Lost(int(groups[0]), positions.tolist(), prints.tobytes(), extras, ages.tolist(), list(blocks))]
@@ -165,9 +140,14 @@ class KeyTable:
             )
         return lost
 
+    def _value(self, row: int) -> bytes:
+        return bytes(self._print_bytes[row * FINGERPRINT_BYTES : (row + 1) * FINGERPRINT_BYTES])
+
     def _take(self, count: int) -> list[int]:
         while self._used + count - len(self._free) > len(self._positions):
             self._make_room(self._used + count - len(self._free))
+        if count == 1 and self._free:
+            return [self._free.pop()]
         rows = self._free[-count:]
         del self._free[-count:]
         fresh = count - len(rows)
@@ -178,7 +158,7 @@ class KeyTable:
     def _make_room(self, needed: int) -> None:
         if self._lost_track:
             self._lost_track = False
-            used = {row for row in self._entries.values() if type(row) is int}
+            used = set(self._rows.values())
             self._free = [row for row in range(self._used) if row not in used]
             for row in self._free if self._extras else ():
                 self._extras.pop(row, None)
@@ -192,25 +172,14 @@ class KeyTable:
             new = np.zeros((size, *old.shape[1:]), old.dtype)
             new[: len(old)] = old
             setattr(self, name, new)
+        self._view()
 
-
-def _bytes(word: int) -> bytes:
-    return word.to_bytes(FINGERPRINT_BYTES, sys.byteorder)
+    def _view(self) -> None:
+        self._print_bytes = self._prints.data.cast("B")
+        self._sum_bytes = self._sums.data.cast("B")
 
 
 def _array(positions: Sequence[int]) -> NDArray[np.int64]:
     if isinstance(positions, range):
         return np.arange(positions.start, positions.stop, positions.step)
     return np.array(positions, np.int64)
-
-
-def _lost(group: int, entries: Sequence[Any], blocks: Sequence[int], time: int) -> Lost:
-    _, positions, prints, _, extras, times = zip(*entries, strict=True)
-    return Lost(
-        group,
-        list(positions),
-        b"".join(prints),
-        list(extras) if any(extras) else [],
-        [max(time - each, 0) for each in times],
-        list(blocks),
-    )

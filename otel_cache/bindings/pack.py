@@ -4,7 +4,7 @@ Each function returns the records of one event; they are numbered from its first
 """
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from itertools import repeat
 from typing import Any
 
 from otel_cache.bindings.key_table import NO_FINGERPRINT, NO_SUMS, Lost
@@ -31,7 +31,6 @@ from otel_cache.semconv.grid import common_grid
 from otel_cache.semconv.positions import compress_positions
 
 MAX_PROBES = 64
-_block_id = attrgetter("block_id")
 
 
 def announce(number: int, source: Replica | Worker, time: int) -> list[Record]:
@@ -266,7 +265,7 @@ def evict(
     number: int, replica: Replica, time: int, blocks: Sequence[Any], keys: Sequence[Any], reason: str
 ) -> list[Record]:
     """Keys left the cache, each the last of its kind; `blocks` carried them."""
-    ids = list(map(_block_id, blocks))
+    ids = [block.block_id for block in blocks]  # quicker than a map
     if reason == "allocation":
         replica.evicted_blocks.update(ids)
     lost, unknown = replica.keys.remove(keys, ids, time)
@@ -351,18 +350,18 @@ def _block_owners(replica: Replica, output: Any) -> tuple[dict[int, str], dict[i
     """
     owners: dict[int, str] = {}
     groups: dict[int, int] = {}
-    if not replica.evicted_blocks:
+    evicted = replica.evicted_blocks
+    if not evicted:
         return owners, groups
     cached = output.scheduled_cached_reqs
     tables = [(name, ids) for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True) if ids]
     tables += [(new.req_id, new.block_ids) for new in output.scheduled_new_reqs]
-    evicted = replica.evicted_blocks
     # The first in the step has the last word: a later one that names the block too hit what the first had stored.
     for name, table in reversed(tables):
         for group, blocks in enumerate(table):
-            if taken := evicted.intersection(blocks):
-                owners.update(dict.fromkeys(taken, name))
-                groups.update(dict.fromkeys(taken, group))
+            if taken := [block for block in blocks if block in evicted]:
+                owners.update(zip(taken, repeat(name)))
+                groups.update(zip(taken, repeat(group)))
     evicted.clear()
     return owners, groups
 
