@@ -90,7 +90,10 @@ def timeline(capture: model.Capture) -> Timeline:
 
 def _joined(stores: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of a store, joined where they say the same of groups that follow one another."""
-    same = ("life", "sequence", "span_id", "stored", "masked", "not_materialized", "wanted")
+    same = (
+        "life", "sequence", "start", "end", "request_id", "chunk_start", "chunk_end",
+        "stored", "masked", "not_materialized", "wanted",
+    )  # fmt: skip
     alike = pl.all_horizontal(pl.col(name).eq_missing(pl.col(name).shift()) for name in same)
     fresh = stores.select(fresh=~alike | (pl.int_range(pl.len()) == 0))["fresh"]
     groups = (
