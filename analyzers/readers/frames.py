@@ -161,7 +161,10 @@ class CaptureBuilder:
         frames[names.GROUP_LOOKUP] = order.follow_lookups(groups, lookups)
         frames[names.EVICT] = order.place_markers(evicts, [lookups, frames[names.STORE], evicts])
         del lookups, groups, evicts
-        made = {name: _finished(order.sort(frames.pop(name)), table.schema) for name, table in TABLES.items()}
+        made = {}
+        for name, table in TABLES.items():
+            by = order.BY_TIME if name == names.REQUEST else order.BY_RECORD
+            made[name] = _finished(order.sort(frames.pop(name), by), table.schema)
         return Capture(
             lives=lives,
             lookups=made[names.LOOKUP],
@@ -169,7 +172,7 @@ class CaptureBuilder:
             stores=made[names.STORE],
             evicts=made[names.EVICT],
             steps=made[names.STEP],
-            requests=made[names.REQUEST].sort("life", "start", "span_id"),
+            requests=made[names.REQUEST],
             usages=_usage_frame(self._usages),
             counters=_counter_frame(self._points),
             sampled_spans=self._dropped_spans[0],

@@ -2,17 +2,36 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import polars as pl
 
+BY_RECORD = ("life", "sequence", "number", "group", "span")
+BY_TIME = ("life", "start", "span")
 
-def sort(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows by life and sequence; ties by evidence number, group and span.
+
+def sort(frame: pl.DataFrame, by: Sequence[str] = BY_RECORD) -> pl.DataFrame:
+    """Return the rows in the order of the columns `by`, of those that there are; none of them is below 0.
 
     `frame` loses its columns, one after the other: so no more than one of them is in memory twice.
     """
-    keys = [key for key in ("life", "sequence", "number", "group", "span") if key in frame.columns]
-    rows = frame.select(pl.arg_sort_by(keys)).to_series()
-    return pl.DataFrame([frame.drop_in_place(name).gather(rows) for name in frame.columns])
+    keys = frame.select(name for name in by if name in frame.columns).rechunk()
+    words = [each.fill_null(-1).to_numpy() if each.null_count() else each.to_numpy() for each in keys]
+    # Rows come nearly in order: mostly two columns tell, and that they do is seen faster than it is sorted by all.
+    rows = pl.Series(np.lexsort(words[1::-1]), dtype=pl.UInt32)
+    if not _is_sorted(keys[rows]):
+        rows = pl.Series(np.lexsort(words[::-1]), dtype=pl.UInt32)
+    del keys, words
+    return pl.DataFrame([frame.drop_in_place(name).rechunk().gather(rows) for name in frame.columns])
+
+
+def _is_sorted(keys: pl.DataFrame) -> bool:
+    """Whether rows stand in the order of their columns, nulls first."""
+    right = pl.lit(True)
+    for name in reversed(keys.columns):
+        own, following = pl.col(name), pl.col(name).shift(-1)
+        below = own.is_null() | (own < following).fill_null(False)
+        right = pl.when(own.eq_missing(following)).then(right).otherwise(below)
+    return bool(keys.select(right.head(pl.len() - 1).all()).item()) if keys.height else True
 
 
 def follow_lookups(groups: pl.DataFrame, lookups: pl.DataFrame) -> pl.DataFrame:

@@ -115,9 +115,13 @@ def _fingerprints_right(name: str) -> pl.Expr:
     return pl.col(name).is_null() | _whole(pl.col(name))
 
 
-def _fingerprints(name: str) -> pl.Expr:
+def _fingerprints(spans: pl.DataFrame, name: str) -> pl.Expr:
     if not isinstance(DTYPES[name], pl.List):
         return _binary(name)
+    # Where no part but the last ends with padding, all are the base64 of the whole.
+    whole = spans.select(_decoded(pl.col(name).list.join(""))).to_series()
+    if whole.null_count() == spans[name].null_count():
+        return pl.lit(whole).fill_null(_NO_BYTES)
     parts = pl.col(name).list.eval(_decoded(pl.element()).bin.encode("hex"))
     return parts.list.join("").str.decode("hex").fill_null(_NO_BYTES)
 
@@ -199,12 +203,12 @@ def _make_lookups(spans: pl.DataFrame) -> pl.DataFrame:
         "admitted": pl.col(names.LOOKUP_ADMITTED).fill_null(False),
         "skipped": pl.col(names.LOOKUP_SKIPPED).fill_null(False),
         "first": pl.col(names.FINGERPRINT_FIRST),
-        "values": _fingerprints(names.FINGERPRINT_VALUES),
-        "hit_fingerprint": _fingerprints(names.FINGERPRINT_HIT),
-        "ladder": _fingerprints(names.FINGERPRINT_LADDER),
-        "common": _fingerprints(names.FINGERPRINT_COMMON),
-        "prompt_digest": _fingerprints(names.FINGERPRINT_PROMPT),
-        "plain": _fingerprints(names.FINGERPRINT_PLAIN),
+        "values": _fingerprints(spans, names.FINGERPRINT_VALUES),
+        "hit_fingerprint": _fingerprints(spans, names.FINGERPRINT_HIT),
+        "ladder": _fingerprints(spans, names.FINGERPRINT_LADDER),
+        "common": _fingerprints(spans, names.FINGERPRINT_COMMON),
+        "prompt_digest": _fingerprints(spans, names.FINGERPRINT_PROMPT),
+        "plain": _fingerprints(spans, names.FINGERPRINT_PLAIN),
         "key": _binary(names.KEY_DIGEST),
         "lora": _binary(names.KEY_LORA),
         "salt": _binary(names.KEY_SALT),
@@ -283,7 +287,7 @@ def _make_stores(spans: pl.DataFrame) -> pl.DataFrame:
         "group": _GROUPS.cast(pl.List(pl.Int32)),
         **{column: _each_group(name) for column, name in _POSITIONS.items()},
         "first": pl.col(names.FINGERPRINT_FIRST),
-        "values": _fingerprints(names.FINGERPRINT_VALUES),
+        "values": _fingerprints(spans, names.FINGERPRINT_VALUES),
     }
     made = spans.select(*_shared(schemas.STORES), *_named(columns)).explode("group", *_POSITIONS)
     # It stands on a span's first row alone, so that a frame's sum is right.
