@@ -6,7 +6,7 @@ share a position but not a prefix never meet. The tables are bounded: what they 
 
 from collections.abc import Iterable, Sequence
 
-from otel_cache.records import FINGERPRINT_BYTES, Evict, Lookup, Span, Store
+from otel_cache.records import FINGERPRINT_BYTES, Evict, Lookup, Store
 from otel_cache.semconv import names
 from otel_cache.sidecar.evidence import GatheredEvicts
 from otel_cache.sidecar.ids import Context
@@ -62,11 +62,9 @@ class Causes:
         suffix = key + _suffix(record.group)
         grid = settings.alignment or hash_block
         for run in (*record.masked, *record.missing):
-            for fingerprint in prints.along(_on_grid(run, grid), hash_block):
-                self._refused.put(fingerprint + suffix, span)
+            self._refused.put_all([fingerprint + suffix for fingerprint in prints.along(run, grid, hash_block)], span)
         for run in record.stored:
-            for fingerprint in prints.along(_on_grid(run, grid), hash_block):
-                self._refused.forget(fingerprint + suffix)
+            self._refused.forget([fingerprint + suffix for fingerprint in prints.along(run, grid, hash_block)])
 
     def on_evict(self, record: Evict, gathered: GatheredEvicts) -> None:
         """Note what left the cache."""
@@ -127,11 +125,3 @@ def cause_links(found: Sequence[tuple[bool, Cause]]) -> list[SpanLink]:
 
 def _suffix(group: int) -> bytes:
     return group.to_bytes(4, "big", signed=True)
-
-
-def _on_grid(run: Span, grid: int) -> Sequence[int]:
-    first, last, step = run
-    positions = range(first, last + 1, step)
-    if first % grid == 0 and step % grid == 0:
-        return positions
-    return [position for position in positions if position % grid == 0]

@@ -208,9 +208,10 @@ def no_evict_attributes() -> dict[str, Value]:
 
 
 def _evict_arrays(groups: Mapping[int, _Gone]) -> dict[str, Value]:
-    rows = [groups[group] for group in sorted(groups)]
+    numbers = sorted(groups)
+    rows = [groups[group] for group in numbers]
     return {
-        names.GROUP_IDS: sorted(groups),
+        names.GROUP_IDS: numbers,
         names.EVICT_BLOCKS: [len(row.positions) for row in rows],
         names.EVICT_POSITIONS: [",".join(map(str, row.positions)) for row in rows],
         names.EVICT_FINGERPRINTS: [encode_bytes(row.fingerprints) for row in rows],
@@ -230,7 +231,8 @@ def _blocks_by_kind(groups: Mapping[int, _Gone], kind_of: Callable[[int], str]) 
 
 
 def _takers(row: _Gone) -> str:
+    takers = set(row.takers)
     # A record of an older plugin does not say.
-    takers = dict.fromkeys(row.takers)
-    texts = ["" if taker is None else str(taker) for taker in (takers if len(takers) == 1 else row.takers)]
-    return ",".join(texts)
+    if len(takers) == 1:
+        return "" if None in takers else str(row.takers[0])
+    return ",".join(["" if taker is None else str(taker) for taker in row.takers])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from otel_cache.records import FINGERPRINT_BYTES
+from otel_cache.records import FINGERPRINT_BYTES, Span
 
 
 class Prints(msgspec.Struct, gc=False):
@@ -36,15 +36,19 @@ class Prints(msgspec.Struct, gc=False):
             self.tail.clear()
         self.tail += values
 
-    def along(self, positions: Sequence[int], hash_block: int) -> list[bytes]:
-        """Return the fingerprints at `positions`, as far as they are known."""
-        if isinstance(positions, range) and positions and self.first and self.first <= positions.start:
-            block, inside = divmod(positions.start - self.first, hash_block)
-            step, rest = divmod(positions.step, hash_block)
-            size, values = FINGERPRINT_BYTES, self.values
-            last = block + step * (len(positions) - 1)
-            if not inside and not rest and last * size < len(values):
-                return [values[at : at + size] for at in range(block * size, last * size + 1, step * size)]
+    def along(self, run: Span, grid: int, hash_block: int) -> list[bytes]:
+        """Return the fingerprints at the positions of a run that lie on `grid`, as far as they are known."""
+        first, last, step = run
+        if first % grid or step % grid:
+            positions: Sequence[int] = [position for position in range(first, last + 1, step) if position % grid == 0]
+        else:
+            begin, values, size = self.first, self.values, FINGERPRINT_BYTES
+            # All of them are among what the latest lookup named, as a rule.
+            if 0 < begin <= first and not (first - begin) % hash_block and not step % hash_block:
+                start, stop = (first - begin) // hash_block * size, (last - begin) // hash_block * size
+                if stop < len(values):
+                    return [values[at : at + size] for at in range(start, stop + 1, step // hash_block * size)]
+            positions = range(first, last + 1, step)
         return [found for position in positions if (found := self.at(position, hash_block))]
 
     def at(self, position: int, hash_block: int) -> bytes:

@@ -1,6 +1,6 @@
 """A bounded table that forgets what was not used for longest, roughly, and costs next to nothing."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -36,15 +36,20 @@ class Recent(Generic[T]):
             self._old, self._young = self._young, {}
         self._young[key] = value
 
-    def update(self, pairs: Iterable[tuple[bytes, T]]) -> None:
-        """Set many entries."""
-        for key, value in pairs:
+    def put_all(self, keys: Sequence[bytes], value: T) -> None:
+        """Set the entries of `keys` to the same value."""
+        if len(self._young) + len(keys) <= self._half:
+            self._young.update(dict.fromkeys(keys, value))
+            return
+        for key in keys:
             self.put(key, value)
 
-    def forget(self, key: bytes) -> None:
-        """Remove the entry of `key`, if there is one."""
-        self._young.pop(key, None)
-        self._old.pop(key, None)
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Remove the entries of `keys`, as far as there are any."""
+        young, old = self._young, self._old
+        for key in keys:
+            young.pop(key, None)
+            old.pop(key, None)
 
     def clear(self) -> None:
         """Remove all entries."""

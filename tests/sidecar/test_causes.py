@@ -214,8 +214,22 @@ def test_what_is_asked_for_stays() -> None:
         assert table.get(b"asked") == 1
         assert len(table) <= 11
     assert table.get(bytes([0])) is None
-    table.forget(b"asked")
+    table.forget([b"asked"])
     assert table.get(b"asked") is None
+
+
+@given(st.lists(st.lists(st.integers(0, 20), max_size=8), max_size=20))
+def test_many_at_once_are_as_one_by_one(puts: list[list[int]]) -> None:
+    one: Recent[int] = Recent(10)
+    many: Recent[int] = Recent(10)
+    for value, numbers in enumerate(puts):
+        keys = [bytes([number]) for number in numbers]
+        for key in keys:
+            one.put(key, value)
+        many.put_all(keys, value)
+        assert len(many) <= 10
+        latest = {key: one.get(key) for key in keys[-5:]}
+        assert {key: many.get(key) for key in latest} == latest
 
 
 def causes_of(spans: Sequence[Read], lookup_: Read) -> list[tuple[str, Read]]:
@@ -262,13 +276,13 @@ def test_an_eviction_is_named_by_whoever_missed_it(lab: Labs, groups: Any, tmp_p
 
 
 @given(
-    st.integers(0, 6), st.binary(max_size=80), st.integers(0, 6), st.binary(max_size=80), st.integers(0, 14),
-    st.integers(1, 4), st.integers(0, 6), st.sampled_from([1, 2, 3]),
+    st.integers(0, 6), st.integers(0, 10), st.integers(0, 6), st.integers(0, 10), st.integers(0, 14),
+    st.integers(1, 4), st.integers(-1, 30), st.integers(1, 3), st.integers(1, 6),
 )  # fmt: skip
 def test_fingerprints_of_a_run_are_those_of_its_positions(
-    first: int, values: bytes, tail_first: int, tail: bytes, start: int, step: int, count: int, hash_block: int
+    first: int, size: int, tail_first: int, tail: int, start: int, step: int, more: int, hash_block: int, grid: int
 ) -> None:
-    known = Prints(first, values[: len(values) // 8 * 8], tail_first, bytearray(tail[: len(tail) // 8 * 8]))
-    positions = range(start, start + step * count, step)
+    known = Prints(first, bytes(range(8 * size)), tail_first, bytearray(range(100, 100 + 8 * tail)))
+    positions = [position for position in range(start, start + more + 1, step) if position % grid == 0]
     found = [known.at(position, hash_block) for position in positions]
-    assert known.along(positions, hash_block) == known.along(list(positions), hash_block) == list(filter(None, found))
+    assert known.along((start, start + more, step), grid, hash_block) == list(filter(None, found))

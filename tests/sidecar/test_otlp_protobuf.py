@@ -76,7 +76,7 @@ RUNS = st.builds(Executed, st.just(0), st.integers(1, 3), COUNTS, NAMED, COUNTS,
 RANKS = st.sampled_from([Replica(0, 1, 0, {names.WORKER_RANK: 3}), Replica(0, 2, 0, {names.WORKER_RANK: True})])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(STEPS, st.none() | DONE) | RUNS | RANKS, max_size=6), st.integers(0, 1 << 40))
 def test_steps_are_what_the_sdk_writes(happened: list[Any], first: int) -> None:
     records: list[Record] = []
@@ -97,7 +97,8 @@ def test_steps_are_what_the_sdk_writes(happened: list[Any], first: int) -> None:
     assert all(len(found) == 1 for shape, found in shapes.items() if shape)
 
 
-@given(st.lists(SPANS, max_size=8), st.integers(1, 2000))
+@settings(max_examples=50, deadline=None)
+@given(st.lists(SPANS, max_size=6), st.integers(1, 2000))
 def test_parts_of_a_request_have_all_its_spans(spans: list[SpanData], limit: int) -> None:
     by_resource: dict[ReplicaResource, list[bytes]] = {}
     for span in spans:
