@@ -1,9 +1,14 @@
-"""Lines of a text report: columns, wrapping, numbers. No line is longer than its width, whatever is put into it."""
+"""Lines of a text report: columns, wrapping, numbers. No line is wider than its width, whatever is put into it.
+
+Widths are columns of a terminal, of which a Chinese character or an emoji takes two and a combining mark none.
+"""
 
 import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
+
+import wcwidth
 
 GAP = 2
 INDENT = "  "
@@ -58,6 +63,17 @@ def _figure(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def columns(text: str) -> int:
+    """Return how many columns `text` takes, a line without control characters."""
+    return len(text) if text.isascii() else wcwidth.width(text)
+
+
+def pad(text: str, size: int, align: Align) -> str:
+    """Fill `text` up to `size` columns."""
+    fill = " " * (size - columns(text))
+    return text + fill if align == "<" else fill + text
+
+
 def printable(text: str) -> str:
     """Return `text` on one line, without what a terminal would take for a command."""
     return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
@@ -70,20 +86,24 @@ def sentence(text: str) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut the middle out of an identifier that is longer than `width` characters: its ends tell it apart."""
+    """Cut the middle out of an identifier that is wider than `width`: its ends tell it apart."""
     text = printable(text)
-    if len(text) <= width:
+    whole = columns(text)
+    if whole <= width:
         return text
     left = (width - 2) * 2 // 3
-    return text[:left] + ".." + text[len(text) - (width - 2 - left) :]
+    if text.isascii():
+        return text[:left] + ".." + text[whole - (width - 2 - left) :]
+    begin = wcwidth.clip(text, 0, left, fillchar="")
+    return f"{begin}..{wcwidth.clip(text, whole - (width - 2 - left), whole, fillchar='')}"
 
 
 def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
-    """Return a sentence as lines of at most `width` characters; words that are longer are broken."""
-    return textwrap.wrap(
-        printable(text), width, initial_indent=indent, subsequent_indent=indent if hanging is None else hanging,
-        break_on_hyphens=False,
-    )  # fmt: skip
+    """Return a sentence as lines of at most `width` columns; words that are wider are broken."""
+    line, below = printable(text), indent if hanging is None else hanging
+    if line.isascii():
+        return textwrap.wrap(line, width, initial_indent=indent, subsequent_indent=below, break_on_hyphens=False)
+    return wcwidth.wrap(line, width, initial_indent=indent, subsequent_indent=below, break_on_hyphens=False)
 
 
 def table(
@@ -93,13 +113,13 @@ def table(
     if not rows:
         return []
     cells = [header, *rows]
-    sizes = [max(len(row[index]) for row in cells) for index in range(len(header) - 1)]
+    sizes = [max(columns(row[index]) for row in cells) for index in range(len(header) - 1)]
     left = len(indent) + sum(size + GAP for size in sizes)
     # Where less than a word or two fits beside the columns, the sentence goes below them.
-    beside = width - left >= min(24, max(len(row[-1]) for row in cells))
+    beside = width - left >= min(24, max(columns(row[-1]) for row in cells))
     lines: list[str] = []
     for row in cells:
-        fields = [f"{cell:{align}{size}}" for cell, align, size in zip(row, aligned, sizes, strict=False)]
+        fields = [pad(cell, size, align) for cell, align, size in zip(row, aligned, sizes, strict=False)]
         line = indent + (" " * GAP).join(fields)
         if beside:
             margin = " " * left
@@ -116,7 +136,7 @@ def table(
 def wrap_columns(line: str, width: int) -> list[str]:
     """Return a row of columns as it is, or as words on several lines where it is wider than `width`."""
     line = line.rstrip()
-    if len(line) <= width:
+    if columns(line) <= width:
         return [line]
     indent = line[: len(line) - len(line.lstrip())]
     return wrap(line, width, indent, indent + " " * 4)

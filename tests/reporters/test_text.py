@@ -4,12 +4,14 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import wcwidth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analyzers.analysis import analyze
 from analyzers.model import FUNNEL, Analysis, Sequence_
 from analyzers.readers import open_capture
-from analyzers.reporters import html, markdown_report, text, words
+from analyzers.reporters import html, layout, markdown_report, text, words
 from analyzers.reporters.layout import figures, sentence, shorten
 from analyzers.reporters.selection import Lookups
 from analyzers.vllm_lab.engine import MODEL
@@ -155,16 +157,40 @@ def test_no_line_is_too_long_and_no_control_character_gets_through(
 ) -> None:
     report = text.render(analysis, lookups, width)
     for line in report.split("\n"):
-        assert len(line) <= width
+        assert wcwidth.width(line) <= width
         assert not line or line.isprintable()
 
 
 @given(st.text(max_size=60), st.integers(8, 40))
 def test_an_identifier_keeps_its_ends(identifier: str, width: int) -> None:
     short = shorten(identifier, width)
-    assert len(short) <= width
-    if len(identifier) <= width and identifier.isprintable() and " " not in identifier:
+    assert wcwidth.width(short) <= width
+    if wcwidth.width(identifier) <= width and identifier.isprintable() and " " not in identifier:
         assert short == identifier
+
+
+CHINESE, EMOJI = "请求-文档摘要-第一次发送", "🚀-rollout-🚀-canary-🚀-westeurope"
+
+
+def test_tables_with_wide_characters_stand_in_columns(tmp_path: Path) -> None:
+    """A Chinese character takes two columns of a terminal: numbers end below their head, nothing is wider than 80."""
+    named = {"repeat-0": CHINESE, "replica-0": EMOJI}
+    raw = EXAMPLE.read_text(encoding="utf-8")
+    for name, wide in named.items():
+        raw = raw.replace(f'"{name}"', f'"{wide}"')
+    path = tmp_path / "spans.jsonl"
+    path.write_text(raw, encoding="utf-8")
+    lines = text.render(analyze(open_capture([path])), "all").splitlines()
+    assert max(map(wcwidth.width, lines)) <= 80
+    assert CHINESE in "".join(lines)
+    head = next(index for index, line in enumerate(lines) if line.split()[:3] == ["request", "replica", "prompt"])
+    end = wcwidth.width(lines[head][: lines[head].index("prompt") + len("prompt")])
+    rows = [line for line in lines[head + 1 :] if "11,910 " in line]
+    assert len(rows) == 4
+    for row in rows:
+        assert wcwidth.width(row[: row.index("11,910") + len("11,910")]) == end
+    # A word without spaces is broken where the line is full, by columns as well.
+    assert [wcwidth.width(line) for line in layout.wrap("请求" * 10, 12, "  ")] == [12, 12, 12, 12]
 
 
 def test_a_name_keeps_its_letters_where_a_sentence_begins_with_it() -> None:
