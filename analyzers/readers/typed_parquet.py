@@ -65,7 +65,7 @@ THREADS = 2
 MANY_RUNS = 256
 """Where the names change more often, and every hundred rows, the file is read as it stands, whatever the names."""
 _FOREIGN_PART = "foreign"
-_BROKEN = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
+_BROKEN = object_storage.BROKEN
 
 
 class _Notes(msgspec.Struct):
