@@ -52,9 +52,10 @@ def _rest(portions: Iterator[list[Record]], label: str, what: str) -> Iterator[B
     some = next(portions, None)
     if some is None:
         return
+    count = len(some)
     batch, left = scan(some, label, what)
     yield batch
-    if 2 * left > len(some):
+    if 2 * left > count:
         # What the scanners do not read Python decodes, in one thread at a time.
         yield from worker.run(decode, ((some, label, what) for some in portions))
         return
@@ -89,14 +90,18 @@ def decode(some: Sequence[Record], label: str, what: str) -> Batch:
     return builder.build()
 
 
-def scan(some: Sequence[Record], label: str, what: str) -> tuple[Batch, int]:
-    """Return the spans in records of one input, and how many of the records no scanner could read."""
+def scan(some: list[Record], label: str, what: str) -> tuple[Batch, int]:
+    """Return the spans in records of one input, and how many of the records no scanner could read.
+
+    `some` is empty then: what they hold is in memory but once.
+    """
     # It loads a compiler: not for inputs that are read before it were ready.
     from analyzers.readers import scanning
 
     builder = BatchBuilder(label, what)
     json = [record for record in some if what == "line" or record.data.startswith(b"{")]
     messages = [record for record in some if what == "message" and not record.data.startswith(b"{")]
+    some.clear()
     left = scanning.scan(json, True, otlp_json.read_resource, builder)
     otlp_json.read(left, builder)
     more = scanning.scan(messages, False, otlp_protobuf.read_resource, builder)

@@ -191,7 +191,9 @@ class CaptureBuilder:
         spans, first = every, None
         # No two hashes are equal: so no two identifiers are, which costs more to compare.
         hashes = every.select(pl.struct(IDENTITY).hash().sort()).to_series()
-        if (hashes == hashes.shift()).any():
+        twice = (hashes == hashes.shift()).any()
+        del hashes
+        if twice:
             spans = every.filter(pl.struct(IDENTITY).is_first_distinct())
             self._tally.duplicates += every.height - spans.height
             first = pl.repeat(False, self._numbered, eager=True).scatter(spans[AT], True)

@@ -39,12 +39,9 @@ def follow_lookups(groups: pl.DataFrame, lookups: pl.DataFrame) -> pl.DataFrame:
     parents = lookups.select("life", parent="span", lookup_sequence="sequence").unique(
         ["life", "parent"], keep="first", maintain_order=True
     )
-    return (
-        groups.join(parents, on=["life", "parent"], how="left", maintain_order="left")
-        .with_columns(pl.coalesce("sequence", "lookup_sequence").alias("sequence"))
-        .drop("lookup_sequence")
-        .filter(pl.col("sequence").is_not_null())
-    )
+    found = groups.select("life", "parent").join(parents, on=["life", "parent"], how="left", maintain_order="left")
+    placed = groups.with_columns(pl.coalesce("sequence", found["lookup_sequence"]).alias("sequence"))
+    return placed.drop_nulls("sequence") if placed["sequence"].null_count() else placed
 
 
 def place_markers(evicts: pl.DataFrame, evidence: Sequence[pl.DataFrame]) -> pl.DataFrame:

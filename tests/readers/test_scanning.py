@@ -49,7 +49,7 @@ def told(batch: Batch) -> tuple[object, ...]:
 def assert_alike(data: Sequence[bytes], what: str) -> int:
     """Return how many records the scanners left."""
     records = [Record(each, number) for number, each in enumerate(data, 1)]
-    batch, left = scan(records, "a", what)
+    batch, left = scan(list(records), "a", what)
     assert told(batch) == told(decode(records, "a", what))
     return left
 
