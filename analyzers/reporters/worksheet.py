@@ -46,6 +46,7 @@ def to_object(sheet: Worksheet) -> dict[str, Any]:
             "hit_alignment": settings.alignment,
             "hash_lookahead_tokens": settings.lookahead,
             "retention_interval": settings.retention,
+            "shared_prefix_checkpoint": settings.shared_prefix_checkpoint,
             "speculative_method": settings.speculative_method,
             "speculative_tokens": settings.speculative_tokens,
             "max_num_batched_tokens": settings.max_batched_tokens,
