@@ -24,11 +24,12 @@ from otel_cache.sidecar.tracing import EVIDENCE
 _logger = logging.getLogger(__name__)
 
 BATCH_SPANS = 2048
+BATCH_BYTES = 3 << 18
+"""Proxies in front of collectors often take 1 MiB: a batch that has reached this is sent."""
 MAX_BATCH_BYTES = 3 << 20
 """Collectors take 4 MiB in a gRPC message."""
 PART_SPANS = 256
 """Spans that are dealt with in one go."""
-BATCH_BYTES = 1 << 20
 BATCH_SECONDS = 1.0
 PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 5.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conftest import Labs
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab.cases import FULL, HYBRID, request, scenario, shipped
 
@@ -218,6 +218,7 @@ def test_what_is_asked_for_stays() -> None:
     assert table.get(b"asked") is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 20), max_size=8), max_size=20))
 def test_many_at_once_are_as_one_by_one(puts: list[list[int]]) -> None:
     one: Recent[int] = Recent(10)
@@ -275,6 +276,7 @@ def test_an_eviction_is_named_by_whoever_missed_it(lab: Labs, groups: Any, tmp_p
     assert {span.attributes.get(names.EVICT_EVICTOR_REQUEST_ID) for _, span in found} == {"filler"}
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 6), st.integers(0, 10), st.integers(0, 6), st.integers(0, 10), st.integers(0, 14),
     st.integers(1, 4), st.integers(-1, 30), st.integers(1, 3), st.integers(1, 6),
