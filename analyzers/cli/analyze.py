@@ -64,8 +64,8 @@ def command(
 ) -> None:
     """Say of every prompt token in a capture whether it came from the prefix cache and, if not, why.
 
-    PATH is a capture in any form (docs/captures.md), a folder of them, a pattern in quotes, or - for stdin. Several are
-    read as one capture.
+    PATH is a capture in any form (docs/captures.md), a folder of them, a pattern in quotes, - for stdin, or Parquet in
+    object storage (s3://, gs://, az://). Several are read as one capture.
 
     \b
     Example:
