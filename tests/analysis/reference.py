@@ -7,10 +7,10 @@ digest of their tokens and key; what is held is a set per replica and group.
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-from analyzers.events import events_of
+from analyzers.events import Evicted, Stored, events_of, timeline
 from analyzers.model import Capture
 from analyzers.vllm_lab.scenario import Scenario, batches
 from analyzers.vllm_lab.tokens import output, segment
@@ -50,7 +50,7 @@ def reference(capture: Capture, scenario: Scenario) -> dict[str, Mapping[str, in
         pairs = zip(tokens[one][:limit], tokens[other][:limit], strict=False)
         return next((i for i, (a, b) in enumerate(pairs) if a != b), min(limit, len(tokens[other])))
 
-    events = list(events_of(capture))
+    events = list(_events(capture))
     by_fingerprint: dict[tuple[bytes, bytes], Prefix] = {}
     held: dict[tuple[int, int], set[Prefix]] = {}
     ever: dict[tuple[int, int], set[Prefix]] = {}
@@ -93,6 +93,26 @@ def reference(capture: Capture, scenario: Scenario) -> dict[str, Mapping[str, in
             done |= {name} if row["admitted"] else set()
         known[name] = (max(known.get(name, (0, 0))[0], n), known.get(name, (0, 0))[1])
     return lost
+
+
+class _Event(NamedTuple):
+    """An event of one group."""
+
+    time: int
+    life: int
+    kind: str
+    row: Mapping[str, Any]
+
+
+def _events(capture: Capture) -> Iterator[_Event]:
+    for time, life, row, _, _ in events_of(timeline(capture), capture):
+        if isinstance(row, Stored):
+            for group in row.groups:
+                yield _Event(time, life, "store", {**row._asdict(), "group": group, "request_id": row.request})
+        elif isinstance(row, Evicted):
+            yield _Event(time, life, "evict", row._asdict())
+        else:
+            yield _Event(time, life, "lookup", row)
 
 
 def key_of(events: Any, name: str) -> bytes:
