@@ -88,20 +88,18 @@ def evict(original: Function, context: Context) -> Function:
     """Wrap `BlockPool.get_new_blocks`: which keys the new blocks pushed out."""
     emit = context.emit
 
-    def before(self: Any) -> tuple[Replica, int] | None:
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         replica = getattr(self, ATTRIBUTE, None)
         if not replica:
-            return None
+            return original(self, *args, **kwargs)
         try:
             replica.taking, replica.taken = self, None
-            return replica, len(replica.cached_keys)
+            cached = len(replica.cached_keys)
         except Exception as error:
             swallow("the evict hook", error)
-            return None
-
-    def after(found: tuple[Replica, int], self: Any) -> None:
+            return original(self, *args, **kwargs)
+        result = original(self, *args, **kwargs)
         try:
-            replica, cached = found
             taken = replica.taken
             # The sender is the last to hold the keys, so that it is there that they are freed.
             replica.taking = replica.taken = None
@@ -112,15 +110,15 @@ def evict(original: Function, context: Context) -> Function:
             gone = cached - len(replica.cached_keys)
             if gone != len(keys):
                 blocks, keys = list(compress(blocks, keys)), list(filter(None, keys))
-                if gone != len(keys):
-                    _emit_removed(replica, blocks, keys, "allocation", context)
-                    return
-            if keys:
+            if gone != len(keys):
+                _emit_removed(replica, blocks, keys, "allocation", context)
+            elif keys:
                 emit((pack.evict, replica, time_ns(), blocks, keys, "allocation"))
         except Exception as error:
             swallow("the evict hook", error)
+        return result
 
-    return around(original, before, after, "self")
+    return wrapper
 
 
 def take(original: Function, context: Context) -> Function:
