@@ -11,6 +11,7 @@ from analyzers.experiments.engine import engine_of
 from analyzers.experiments.requests import Recorded, recorded
 from analyzers.model import Capture
 from analyzers.readers import open_capture
+from analyzers.readers.object_storage import is_address
 from analyzers.vllm_lab.checks import check_scenario
 from analyzers.vllm_lab.routing import routed
 from analyzers.vllm_lab.scenario import Scenario, find_scenario
@@ -50,25 +51,33 @@ def load_work(path: Path, engine: Path | None) -> Work:
         LabError: the lab cannot build the engine of the capture.
 
     """
-    path = find_scenario(path)
+    path, address = find_scenario(path), _address(path)
     if path.is_file() and not path.stat().st_size:
         raise ScenarioError(f"{path}: is empty; it holds neither requests nor spans")
-    if not is_capture(path):
+    if not address and not is_capture(path):
         if engine == SAME and not SAME.exists():
             raise ScenarioError(
                 f"{path} is no capture, so there is no engine to be the same; name a file with --engine"
             )
         return Work(str(path), load_workload(path, engine))
     if engine is None:
-        raise ScenarioError(f"{path} is a capture; name the engine to run it on: --engine same, or --engine FILE")
-    capture = open_capture([path])
+        raise ScenarioError(
+            f"{address or path} is a capture; name the engine to run it on: --engine same, or --engine FILE"
+        )
+    capture = open_capture([address or path])
     found = recorded(capture)
     if engine == SAME:
         scenario = Scenario(engine_of(capture), tuple(found.requests), len(found.replicas))
     else:
         scenario = _on_engine(found, load_engine(engine))
-    check_scenario(scenario, f"{path} on {engine}")
-    return Work(str(path), scenario, capture, [*capture.notes, *found.notes])
+    check_scenario(scenario, f"{address or path} on {engine}")
+    return Work(address or str(path), scenario, capture, [*capture.notes, *found.notes])
+
+
+def _address(path: Path) -> str:
+    """Return the address in object storage that `path` was made of, of which it lost a slash; "" where it is a file."""
+    text = str(path).replace(":/", "://", 1)
+    return text if is_address(text) else ""
 
 
 def _on_engine(found: Recorded, file: EngineFile) -> Scenario:

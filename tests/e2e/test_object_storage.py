@@ -19,6 +19,7 @@ import pytest
 from docs.examples import lines
 from docs.markdown import blocks, read
 
+from analyzers.experiments.inputs import SAME, load_work
 from analyzers.readers.object_storage import OPTIONS
 
 from .programs import HOST, ObjectStorage, Programs, free_port
@@ -119,6 +120,17 @@ def test_the_other_commands(stored: Stored, tmp_path: Path) -> None:
     assert stored.run("diff", address, file).returncode == 0
     refused = stored.failure("convert", file, "--output", "s3://traces/copy.parquet")
     assert "s3://traces/copy.parquet is in object storage, which is not written to" in refused
+
+
+def test_experiments(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lab takes a capture's requests and its engine from there, and a worksheet its settings."""
+    for name, value in stored.server.variables.items():
+        monkeypatch.setenv(name, value)
+    address, file = "s3://traces/day/replica-0.parquet", stored.local / "replica-0.parquet"
+    work = load_work(Path(address), SAME)
+    assert (work.name, work.scenario) == (address, load_work(file, SAME).scenario)
+    sheets = [stored.run("worksheet", "--from", each, "--prompt-tokens", 11910) for each in (address, file)]
+    assert sheets[0].stdout == sheets[1].stdout != ""
 
 
 def test_what_others_wrote_there(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
