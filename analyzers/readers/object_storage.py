@@ -109,11 +109,12 @@ def _below(folder: str) -> list[str]:
 
 def _one_or_below(address: str) -> list[str]:
     try:
-        return _list(address)
+        _list(address)
     except OSError as error:
         if _NOT_THERE in str(error) and (found := _below(address)):
             return found
         raise
+    return [address]
 
 
 def _list(pattern: str) -> list[str]:

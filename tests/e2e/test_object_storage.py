@@ -149,6 +149,18 @@ def test_what_others_wrote_there(stored: Stored, monkeypatch: pytest.MonkeyPatch
     shutil.rmtree(stored.bucket / "anew")
 
 
+def test_names_as_people_give_them(stored: Stored) -> None:
+    """Spaces, percent signs, brackets, other scripts; and an object without a row is one all the same."""
+    (stored.bucket / "odd").mkdir()
+    for number, name in enumerate(("a day%20.parquet", "日[1]*.parquet")):
+        shutil.copy(stored.local / f"replica-{number}.parquet", stored.bucket / "odd" / name)
+    assert stored.report("s3://traces/odd/") == stored.report(stored.local)
+    assert stored.report("s3://traces/odd/a day%20.parquet") == stored.report(stored.local / "replica-0.parquet")
+    pl.read_parquet(stored.local / "replica-0.parquet").head(0).write_parquet(stored.bucket / "odd" / "none.parquet")
+    assert "no usable span of otel_cache" in stored.failure("analyze", "s3://traces/odd/none.parquet")
+    shutil.rmtree(stored.bucket / "odd")
+
+
 def test_what_is_not_there(stored: Stored) -> None:
     """The object, the folder, the bucket; Parquet; the name of a bucket."""
     said = {
