@@ -82,17 +82,19 @@ class _Key:
 
     def integer(self, value: int) -> bytes:
         """Return the attribute with an integer; b"" where OTLP cannot hold it."""
-        if MAX_VARINT <= value < MAX_VARINT**2:
+        if 0 <= value < MAX_VARINT:
+            attribute = self._integer_heads[1 if value < 1 << 7 else 2] + VARINTS[value]
+            # Larger numbers seldom come again.
+            if value < _MAX_INTEGER:
+                self.integers[value] = attribute
+            return attribute
+        if 0 < value < _MAX_TWO:
             head = self._integer_heads[3 if value < 1 << 21 else 4]
-            return head + _LOW_VARINTS[value & MAX_VARINT - 1] + VARINTS[value >> 14]
+            return head + _LOW_VARINTS[value & _LOW_BITS] + VARINTS[value >> 14]
         if value not in _INT64:
             return b""
-        varint = VARINTS[value] if 0 <= value < MAX_VARINT else varint_of(value & _MASK64)
-        attribute = self._integer_heads[len(varint)] + varint
-        # Larger numbers seldom come again.
-        if 0 <= value < _MAX_INTEGER:
-            self.integers[value] = attribute
-        return attribute
+        varint = varint_of(value & _MASK64)
+        return self._integer_heads[len(varint)] + varint
 
     def single(self, value: str) -> bytes:
         """Return the attribute with an array of one string."""
@@ -272,6 +274,7 @@ def varint_of(value: int) -> bytes:
 
 MAX_VARINT = 1 << 14
 """Numbers below have at most 2 bytes of 7 bits."""
+_MAX_TWO, _LOW_BITS = MAX_VARINT**2, MAX_VARINT - 1
 VARINTS = [varint_of(value) for value in range(MAX_VARINT)]
 _LOW_VARINTS = [bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(MAX_VARINT)]
 """The lower 14 bits of a number that has more."""
