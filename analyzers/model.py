@@ -77,9 +77,9 @@ class Capture:
             `parent_span_id` str, `group` i32, `kind` str, `block_size`, `hit_tokens` i64, `stored_below`,
             `stored_above` i64 or null, `asked_tokens`, `pass_hit_tokens`, `dropped_tokens`, `alignment` list[i64] per
             pass.
-        stores: a row per store span and group: `span_id` str, `request_id` str, `origin` str, `chunk_start`,
-            `chunk_end` i64, `group` i32, `stored`, `masked`, `not_materialized`, `wanted` str (positions as exported),
-            `first` i64 (null where absent), `values` binary.
+        stores: a row per store span and group: `request_id` str, `origin` str, `chunk_start`, `chunk_end` i64,
+            `group` i32, `stored`, `masked`, `not_materialized`, `wanted` str (positions as exported), `first` i64 (null
+            where absent), `values` binary.
         evicts: a row per evict span and group: `group` i32, `positions` str, `fingerprints`, `keys` binary,
             `ages` list[i64] (ms), `evictor_request_id`, `evictor_groups` (as exported), `reason` str, `reset` bool (a
             reset has no group: -1).

@@ -59,7 +59,6 @@ GROUPS: Schema = {
 
 STORES: Schema = {
     **SHARED,
-    "span_id": pl.String(),
     "request_id": pl.String(),
     "origin": pl.String(),
     "chunk_start": pl.Int64(),
