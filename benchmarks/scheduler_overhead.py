@@ -167,7 +167,9 @@ def start(mode: str) -> Any:
         assert pipeline is not None
         lag = len(pipeline._ring)
         instrumentor.shutdown()
-        return {"ring_lag": lag, "dropped": pipeline._ring.dropped, "faults": sum(faults.failures().values())}
+        if failed := faults.failures():
+            print(f"hooks failed: {failed}", file=sys.stderr)
+        return {"ring_lag": lag, "dropped": pipeline._ring.dropped, "faults": sum(failed.values())}
 
     return close
 
