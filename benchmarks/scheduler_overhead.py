@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ CASES = {
 }
 """Prompt tokens, block size, measured steps."""
 TURN_STEPS = 20
-MODES = ("off", "on", "sdk", "hooks")
-"""Not patched; everything on; an SDK span for each record; patched, and what is captured thrown away."""
+MODES = ("off", "on", "sdk", "hooks", "neighbour")
+"""Not patched; everything on; an SDK span for each record; patched, and what is captured thrown away; not patched, but
+another process reads `NEIGHBOUR_BYTES` of memory while the model runs: what anything else on the same core costs."""
+NEIGHBOUR_BYTES = 1 << 20
 
 
 class Load:
@@ -46,6 +49,7 @@ class Load:
     def __init__(self, prompt: int, block: int) -> None:
         """Build the scheduler."""
         self._forward = 0.0
+        self.neighbour: int | None = None
         from analyzers.vllm_lab.engine import build_replicas
         from analyzers.vllm_lab.scenario import parse_scenario
 
@@ -109,6 +113,8 @@ class Load:
             pooler_output=[],
         )
         if self._forward:
+            if self.neighbour is not None:
+                os.write(self.neighbour, b".")
             time.sleep(self._forward)
         executed = time.perf_counter()
         scheduler.update_from_output(output, result)
@@ -125,6 +131,8 @@ def measure(mode: str, prompt: int, block: int, forward: float, pipe: Any) -> No
     os.chdir(tempfile.mkdtemp())
     close = start(mode)
     load = Load(prompt, block)
+    if mode == "neighbour":
+        load.neighbour = start_neighbour()
     for _ in range(warm_steps(prompt)):
         load.fill()
         load.step()
@@ -154,7 +162,7 @@ def start(mode: str) -> Any:
     from benchmarks.sdk_emit import discard, make_sdk_emit
     from otel_cache import faults, instrumentor
 
-    if mode == "off":
+    if mode in ("off", "neighbour"):
         return dict
     if mode == "sdk":
         return make_sdk_emit()
@@ -172,6 +180,19 @@ def start(mode: str) -> Any:
         return {"ring_lag": lag, "dropped": pipeline._ring.dropped, "faults": sum(failed.values())}
 
     return close
+
+
+def start_neighbour() -> int:
+    """Start a process that reads its memory for every byte written to the descriptor that this returns."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.close(writing)
+        memory = os.urandom(NEIGHBOUR_BYTES)
+        while os.read(reading, 1):
+            zlib.crc32(memory)
+        os._exit(0)
+    os.close(reading)
+    return writing
 
 
 class Runner:
