@@ -1,6 +1,7 @@
 """What all tests share: the vLLM versions, and the lab on each of them."""
 
 import os
+import signal
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -16,6 +17,10 @@ FILES = {"mooncake": TRACE, "vectors": VECTORS}
 
 # Without its bytecode cache every import of vLLM takes a minute instead of seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Whoever starts the tests in the background, or under nohup, has them ignore signals, and so would what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

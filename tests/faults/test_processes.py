@@ -28,12 +28,12 @@ from sidecar.support import hello, whole_request
 spans = Processes().get(hello()).add(Batch(0, whole_request()))
 if os.fork() == 0:
     spans += Processes().get(hello("cd")).add(Batch(0, whole_request()))
-    sys.stdout.write("".join(f"{{s.context.trace_id:x}} {{s.context.span_id:x}}\\n" for s in spans[-9:]))
+    sys.stdout.write("".join(f"{{s.context.trace_id.hex()}} {{s.context.span_id.hex()}}\\n" for s in spans[-9:]))
     sys.stdout.flush()
     os._exit(0)
 os.wait()
 spans += Processes().get(hello("ef")).add(Batch(0, whole_request()))
-print("".join(f"{{s.context.trace_id:x}} {{s.context.span_id:x}}\\n" for s in spans))
+print("".join(f"{{s.context.trace_id.hex()}} {{s.context.span_id.hex()}}\\n" for s in spans))
 """
 
 

@@ -9,6 +9,7 @@ import base64
 import json
 import re
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -27,6 +28,16 @@ SECOND = 1_000_000_000
 Json = dict[str, Any]
 Reply = tuple[int, Any]
 """A status, and a body: bytes, text, or what becomes JSON."""
+
+
+class _Http(ThreadingHTTPServer):
+    """A server that does not mind a client that goes away while it is answered."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class Server:
@@ -61,8 +72,7 @@ class Server:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
+        self._http = _Http(("127.0.0.1", 0), Handler)
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
