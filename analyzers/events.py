@@ -66,7 +66,8 @@ class Timeline(NamedTuple):
     Attributes:
         order: an event per row: `time` (ns), `life`, `kind` (0: lookup, 1: store, 2: evict), `index` of the row in its
             frame, `sequence`, `number`, `missing`. Each life is in the order of its records, the lives by time.
-        stores: `Capture.stores`, the rows of a span that differ in their group only as one: `groups` list[i32].
+        stores: what events need of `Capture.stores`, the rows of a span that differ in their group only as one:
+            `groups` list[i32].
 
     """
 
@@ -85,7 +86,8 @@ def timeline(capture: model.Capture) -> Timeline:
     events = events.sort("life", "sequence", maintain_order=True)
     # A life's own order counts for more than its clock.
     latest = pl.max_horizontal("start", pl.lit(0, pl.Int64)).cum_max().over("life")
-    return Timeline(events.with_columns(time=latest).drop("start").sort("time", "life", maintain_order=True), stores)
+    order = events.with_columns(time=latest).drop("start").sort("time", "life", maintain_order=True)
+    return Timeline(order, stores.select("life", *_STORED))
 
 
 def _joined(stores: pl.DataFrame) -> pl.DataFrame:
@@ -110,7 +112,7 @@ def events_of(line: Timeline, capture: model.Capture) -> Iterator[Event]:
         capture.evicts.select(_EVICTED),
     )  # fmt: skip
     lookups, stores, evicts = (
-        _slices(frame, order.filter(pl.col("kind") == kind)["index"]) for kind, frame in enumerate(frames)
+        in_order(frame, order.filter(pl.col("kind") == kind)["index"]) for kind, frame in enumerate(frames)
     )
     rows: tuple[Iterator[LookupRow | Stored | Evicted], ...] = (
         (row for each in lookups for row in each.iter_rows(named=True)),
@@ -121,7 +123,7 @@ def events_of(line: Timeline, capture: model.Capture) -> Iterator[Event]:
         yield Event(time, life, next(rows[kind]), sequence, missing)
 
 
-def _slices(frame: pl.DataFrame, order: pl.Series) -> Iterator[pl.DataFrame]:
+def in_order(frame: pl.DataFrame, order: pl.Series) -> Iterator[pl.DataFrame]:
     """Yield the rows of `frame` in this order, some at a time: put in order all at once they would be there twice."""
     for start in range(0, len(order), ROWS_AT_A_TIME):
         yield frame[order[start : start + ROWS_AT_A_TIME]]

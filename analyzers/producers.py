@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import polars as pl
 
-from analyzers.events import Timeline
+from analyzers.events import Timeline, in_order
 from analyzers.ladder import Coming
 from analyzers.prompts import Chain, Prompt, common_prefix
 from analyzers.settings import Settings
@@ -32,9 +32,15 @@ class Producers:
             schema={"life": pl.Int32, "asked": pl.Int32},
         )
         ordered = line.order.filter(pl.col("kind") == _STORE)
-        rows = line.stores.select("life", "request_id", "groups", *_REGISTERED)[ordered["index"]]
-        rows = rows.with_columns(ordered["time"]).join(told, on="life", how="left", maintain_order="left")
-        rows = rows.filter(pl.col("asked").is_null() | (pl.col("groups").list.contains(pl.col("asked"))))
+        frame = line.stores.select("life", "request_id", "groups", *_REGISTERED)
+        start = 0
+        for part in in_order(frame, ordered["index"]):
+            self._take(part.with_columns(time=ordered["time"][start : start + part.height]), told)
+            start += part.height
+
+    def _take(self, stores: pl.DataFrame, told: pl.DataFrame) -> None:
+        rows = stores.join(told, on="life", how="left", maintain_order="left")
+        rows = rows.filter(pl.col("asked").is_null() | pl.col("groups").list.contains(pl.col("asked")))
         columns = rows.select("time", "life", "request_id", "asked", *_REGISTERED)
         for time, life, request, asked, *texts in columns.iter_rows():
             runs: Sequence[range]
