@@ -118,12 +118,8 @@ class FleetViews:
 
     def _evicted_before(self, position: int) -> bool:
         """Whether a life that is over had lost the first dense block beyond `position` before it ended."""
-        chain, unit = self._here.chain, self._here.unit
-        for block, gone in self._caches.evicted.items():
-            end = (position // block + 1) * block
-            if end % unit == 0 and end // unit <= len(chain) and chain[end // unit - 1] in gone:
-                return True
-        return False
+        beyond = ((gone, (position // block + 1) * block) for block, gone in self._caches.evicted.items())
+        return any(self._here.is_in(gone, end) for gone, end in beyond)
 
     def registered(self, limit: int) -> int:
         """Return how much of the prompt one of the caches has ever had, at most `limit` tokens."""

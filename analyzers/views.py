@@ -66,15 +66,16 @@ class View:
         residency = self.residency.groups[group.index]
         members = residency.ever if ever else residency.held
         top = min(length + group.block_size - grid, whole // grid * grid)
-        return next((position for position in range(top, length, -grid) if self._in(members, position)), length)
+        return next((position for position in range(top, length, -grid) if self.is_in(members, position)), length)
 
-    def _in(self, members: set[int], position: int) -> bool:
+    def is_in(self, members: set[int], position: int) -> bool:
+        """Whether `members` have the prefix that ends at `position`."""
         index = position // self.unit - 1
         return position % self.unit == 0 and 0 <= index < len(self.chain) and self.chain[index] in members
 
     def holds(self, group: Group, position: int) -> bool:
         """Whether `group` has a key for the prefix that ends at `position`."""
-        return self._in(self.residency.groups[group.index].held, position)
+        return self.is_in(self.residency.groups[group.index].held, position)
 
     def kept(self, group: Group, position: int) -> bool:
         """Whether `group` would have that key, had it lost none to an eviction or a reset."""
