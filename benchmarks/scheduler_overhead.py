@@ -1,7 +1,10 @@
 """What the instrumentation costs vLLM's scheduler: the same steps without it, with it, and with an SDK span per record.
 
 One workload per process, forked from one that has imported vLLM: the same requests, the same steps, so that step k of
-one is step k of the other. They run in turns of some steps, and who is not at turn is stopped, sender thread and all.
+one is step k of the other. They run in turns of a step, in random order, and who is not at turn is stopped, sender
+thread and all. (A machine may be a fifth faster in one fifth of a second than in the next: longer turns would
+measure that.)
+
 What is timed is `schedule()` plus `update_from_output()`. Between them the model runs, for which a sleep stands: vLLM's
 thread waits for a GPU in the same way. `--forward 0` leaves it out: then the sender thread has no other time than the
 scheduler's.
@@ -19,7 +22,6 @@ import statistics
 import sys
 import tempfile
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +30,17 @@ os.environ.update({"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_TARGET_DEVICE": "cpu", "
 RUNNING = 64
 BUDGET = 8192
 CASES = {
-    "2000/16": (2_000, 16, 600),
-    "2000/1600": (2_000, 1_600, 600),
-    "32000/16": (32_000, 16, 600),
-    "32000/1600": (32_000, 1_600, 600),
-    "100000/16": (100_000, 16, 600),
-    "100000/1600": (100_000, 1_600, 600),
+    "2000/16": (2_000, 16, 800),
+    "2000/1600": (2_000, 1_600, 800),
+    "32000/16": (32_000, 16, 800),
+    "32000/1600": (32_000, 1_600, 800),
+    "100000/16": (100_000, 16, 800),
+    "100000/1600": (100_000, 1_600, 800),
 }
 """Prompt tokens, block size, measured steps."""
-TURN_STEPS = 20
-MODES = ("off", "on", "sdk", "hooks", "neighbour")
-"""Not patched; everything on; an SDK span for each record; patched, and what is captured thrown away; not patched, but
-another process reads `NEIGHBOUR_BYTES` of memory while the model runs: what anything else on the same core costs."""
-NEIGHBOUR_BYTES = 1 << 20
+MODES = ("off", "off_again", "on", "sdk", "hooks")
+"""Not patched; the same once more: what the measurement can tell apart; everything on; an SDK span for each record;
+patched, and what is captured thrown away."""
 
 
 class Load:
@@ -49,7 +49,6 @@ class Load:
     def __init__(self, prompt: int, block: int) -> None:
         """Build the scheduler."""
         self._forward = 0.0
-        self.neighbour: int | None = None
         from analyzers.vllm_lab.engine import build_replicas
         from analyzers.vllm_lab.scenario import parse_scenario
 
@@ -113,8 +112,6 @@ class Load:
             pooler_output=[],
         )
         if self._forward:
-            if self.neighbour is not None:
-                os.write(self.neighbour, b".")
             time.sleep(self._forward)
         executed = time.perf_counter()
         scheduler.update_from_output(output, result)
@@ -127,24 +124,19 @@ def warm_steps(prompt: int) -> int:
 
 
 def measure(mode: str, prompt: int, block: int, forward: float, pipe: Any) -> None:
-    """Run the workload in this process, so many steps at a time as it is told, and send what each took."""
+    """Run the workload in this process, a step whenever it is told to, and send what it took."""
     os.chdir(tempfile.mkdtemp())
     close = start(mode)
     load = Load(prompt, block)
-    if mode == "neighbour":
-        load.neighbour = start_neighbour()
     for _ in range(warm_steps(prompt)):
         load.fill()
         load.step()
     settle()
     pipe.send("ready")
     load._forward = forward
-    while steps := pipe.recv():
-        times = []
-        for _ in range(steps):
-            load.fill()
-            times.append(load.step())
-        pipe.send(times)
+    while pipe.recv():
+        load.fill()
+        pipe.send(load.step())
     pipe.send(close())
 
 
@@ -162,7 +154,7 @@ def start(mode: str) -> Any:
     from benchmarks.sdk_emit import discard, make_sdk_emit
     from otel_cache import faults, instrumentor
 
-    if mode in ("off", "neighbour"):
+    if mode in ("off", "off_again"):
         return dict
     if mode == "sdk":
         return make_sdk_emit()
@@ -182,19 +174,6 @@ def start(mode: str) -> Any:
     return close
 
 
-def start_neighbour() -> int:
-    """Start a process that reads its memory for every byte written to the descriptor that this returns."""
-    reading, writing = os.pipe()
-    if os.fork() == 0:
-        os.close(writing)
-        memory = os.urandom(NEIGHBOUR_BYTES)
-        while os.read(reading, 1):
-            zlib.crc32(memory)
-        os._exit(0)
-    os.close(reading)
-    return writing
-
-
 class Runner:
     """A process that runs the workload in one mode, and stands still, all threads of it, while the others run."""
 
@@ -210,17 +189,17 @@ class Runner:
         self._pipe.recv()
         self._signal(signal.SIGSTOP)
 
-    def run(self, steps: int) -> None:
-        """Make `steps` steps and keep what each took."""
+    def step(self) -> None:
+        """Make a step and keep what it took."""
         self._signal(signal.SIGCONT)
-        self._pipe.send(steps)
-        self.times += self._pipe.recv()
+        self._pipe.send(True)
+        self.times.append(self._pipe.recv())
         self._signal(signal.SIGSTOP)
 
     def close(self) -> dict[str, Any]:
         """End the process; return what it says of itself."""
         self._signal(signal.SIGCONT)
-        self._pipe.send(0)
+        self._pipe.send(False)
         said: dict[str, Any] = self._pipe.recv()
         self._process.join()
         return said
@@ -231,37 +210,34 @@ class Runner:
 
 
 def compare(case: str, rounds: int, modes: tuple[str, ...], forward: float) -> dict[str, Any]:
-    """Return the overheads of one case: medians over `rounds` of all its steps, which alternate in short turns."""
-    steps = CASES[case][2]
+    """Return the overheads of one case: means over `rounds`, in each of which new processes make the same steps."""
     rows: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes[1:]}
     step_us = []
+    order = random.Random(case)
     for _ in range(rounds):
         runners = {mode: Runner(mode, case, forward) for mode in modes}
-        for turn in range(steps // TURN_STEPS):
-            for mode in modes if turn % 2 == 0 else reversed(modes):
-                runners[mode].run(TURN_STEPS)
+        for _ in range(CASES[case][2]):
+            for mode in order.sample(modes, len(modes)):
+                runners[mode].step()
         off = runners["off"].times
         step_us.append(1e6 * statistics.mean(off))
         for mode, runner in runners.items():
             said = runner.close()
             if mode != "off":
-                # What the machine does to a turn of one mode it does to a turn of another: their median tells.
-                turns = [sum(ours) / sum(theirs) for ours, theirs in zip(cut(runner.times), cut(off), strict=True)]
-                row = {
-                    "overhead_percent": 100 * (sum(runner.times) / sum(off) - 1),
-                    "overhead_percent_median_turn": 100 * (statistics.median(turns) - 1),
-                    "p99_ratio": quantile(runner.times, 0.99) / quantile(off, 0.99),
-                }
-                rows[mode].append({**row, **said})
-    merged = {
-        mode: {key: statistics.median(row[key] for row in all_) for key in all_[0]} for mode, all_ in rows.items()
+                rows[mode].append({**compared(runner.times, off), **said})
+    merged = {mode: {key: statistics.mean(row[key] for row in all_) for key in all_[0]} for mode, all_ in rows.items()}
+    return {"step_us": statistics.mean(step_us), **merged}
+
+
+def compared(ours: list[float], off: list[float]) -> dict[str, float]:
+    """Return how much more time the steps took than the same steps of the process that is not patched."""
+    differences = [one - other for one, other in zip(ours, off, strict=True)]
+    return {
+        "overhead_percent": 100 * (sum(ours) / sum(off) - 1),
+        # Of this round, as if the steps were independent; that memory lies otherwise in each process comes on top.
+        "overhead_percent_error": 100 * statistics.stdev(differences) * len(off) ** 0.5 / sum(off),
+        "p99_ratio": quantile(ours, 0.99) / quantile(off, 0.99),
     }
-    return {"step_us": statistics.median(step_us), **merged}
-
-
-def cut(times: list[float]) -> list[list[float]]:
-    """Return the steps turn by turn."""
-    return [times[start : start + TURN_STEPS] for start in range(0, len(times), TURN_STEPS)]
 
 
 def quantile(values: list[float], share: float) -> float:
