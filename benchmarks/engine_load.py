@@ -1,10 +1,11 @@
-"""What the instrumentation costs a real engine: vLLM's HTTP server with a tiny model on a CPU, off, on, off, on, ...
+"""What the instrumentation costs a real engine: vLLM's HTTP server with a tiny model on a CPU, on and off in turns.
 
-    python benchmarks/engine_load.py [--servers 2] [--rounds 4] [--requests 16]
+    python benchmarks/engine_load.py [--servers 1] [--rounds 7] [--requests 16]
 
-A process of its own sends the requests, streamed, 8 at a time; half of each prompt is shared. Off is measured against
-off in the same way: what differs there is noise. Prints one JSON object: requests a second and p99 time to first token,
-medians, and ratios.
+Three servers run at the same time: on, off, and off again, against which off is measured in the same way: what differs
+there is noise. They get the same requests in turns, in random order, and those that are not at turn are stopped. A
+process of its own sends them, streamed, 8 at a time; half of each prompt is shared. Prints one JSON object: requests a
+second, the median, p99 of the time to the first token, and ratios.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -22,9 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-PORT = 8077
 AT_ONCE = 8
 START_SECONDS = 300
+IDLE_SECONDS = 0.2
+"""Before a server is stopped: by then all that it has captured is sent."""
+KINDS = ("off", "on", "off_again")
 
 
 class Server:
@@ -32,9 +36,9 @@ class Server:
 
     def __init__(self, model: str, on: bool) -> None:
         """Start it and wait until it answers."""
-        self.on = on
         self.rates: list[float] = []
         self.firsts: list[float] = []
+        self._port = free_port()
         self._folder = tempfile.mkdtemp()
         environment = dict(os.environ, HF_HUB_OFFLINE="1", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR")
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -44,31 +48,46 @@ class Server:
         command = [
             sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--load-format", "dummy",
             "--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "8192", "--max-num-seqs", "16",
-            "--served-model-name", "tiny", "--port", str(PORT), "--mamba-ssm-cache-dtype", "float32",
+            "--served-model-name", "tiny", "--port", str(self._port), "--mamba-ssm-cache-dtype", "float32",
             "--disable-uvicorn-access-log",
         ]  # fmt: skip
         self._process = subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         self._wait()
-        self.load(AT_ONCE, 0)
+        self._send(AT_ONCE, 0)
+        self._stop()
 
-    def load(self, requests: int, seed: int) -> tuple[float, list[float]]:
-        """Send requests; return how many a second were answered, and the times to their first tokens."""
-        command = [sys.executable, __file__, "--client", str(requests), "--seed", str(seed)]
-        said = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-        return said["requests_per_second"], said["first_token_seconds"]
+    def load(self, requests: int, seed: int) -> None:
+        """Send requests, and keep how many a second were answered and the times (s) to their first tokens."""
+        self._signal(signal.SIGCONT)
+        said = self._send(requests, seed)
+        self.rates.append(said["requests_per_second"])
+        self.firsts += said["first_token_seconds"]
+        self._stop()
 
     def close(self) -> None:
-        """Stop it."""
-        os.killpg(self._process.pid, signal.SIGTERM)
+        """End it."""
+        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGTERM)
         self._process.wait(60)
+
+    def _send(self, requests: int, seed: int) -> Any:
+        command = [sys.executable, __file__, "--port", str(self._port), "--client", str(requests), "--seed", str(seed)]
+        return json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+    def _stop(self) -> None:
+        time.sleep(IDLE_SECONDS)
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        os.killpg(self._process.pid, number)
 
     def _wait(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
-                connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=5)
+                connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
                 connection.request("GET", "/health")
                 if connection.getresponse().status == 200:
                     return
@@ -77,7 +96,14 @@ class Server:
         raise SystemExit("vLLM's server did not start")
 
 
-def client(requests: int, seed: int) -> None:
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def client(port: int, requests: int, seed: int) -> None:
     """Send `requests` requests and print what they took."""
     shared = [random.Random(7).randrange(10, 500) for _ in range(1_000)]
 
@@ -85,7 +111,7 @@ def client(requests: int, seed: int) -> None:
         own = random.Random(seed * 10_000 + number)
         prompt = shared + [own.randrange(10, 500) for _ in range(1_000)]
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 16, "temperature": 0, "stream": True}
-        connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=300)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         start = time.perf_counter()
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
@@ -103,19 +129,20 @@ def client(requests: int, seed: int) -> None:
     print(json.dumps({"requests_per_second": rate, "first_token_seconds": firsts}))
 
 
-def measure(model: str, on: bool, rounds: int, requests: int, seed: int) -> tuple[list[float], list[float]]:
-    """Start a server, send rounds of requests, and stop it."""
-    server = Server(model, on)
+def measure(model: str, rounds: int, requests: int, number: int) -> dict[str, Server]:
+    """Have three servers answer the same rounds of requests, in turns; return them, at their end."""
+    servers: dict[str, Server] = {}
+    order = random.Random(number)
     try:
-        rates: list[float] = []
-        firsts: list[float] = []
-        for number in range(rounds):
-            rate, first = server.load(requests, seed + number + 1)
-            rates.append(rate)
-            firsts += first
+        for kind in order.sample(KINDS, len(KINDS)):
+            servers[kind] = Server(model, kind == "on")
+        for each in range(rounds):
+            for kind in order.sample(KINDS, len(KINDS)):
+                servers[kind].load(requests, number * 100 + each + 1)
     finally:
-        server.close()
-    return rates, firsts
+        for server in servers.values():
+            server.close()
+    return servers
 
 
 def p99(values: list[float]) -> float:
@@ -126,25 +153,23 @@ def p99(values: list[float]) -> float:
 def main() -> None:
     """Measure, and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--servers", type=int, default=2, help="of each kind")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--servers", type=int, default=1, help="of each kind, one after the other")
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--client", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--port", type=int)
     options = parser.parse_args()
     if options.client:
-        client(options.client, options.seed)
+        client(options.port, options.client, options.seed)
         return
     from analyzers.vllm_lab.model import write_model
 
     model = Path(tempfile.mkdtemp())
     write_model(model)
-    found: dict[str, list[tuple[list[float], list[float]]]] = {"off": [], "on": [], "off_again": []}
-    for number in range(options.servers):
-        for kind in found:
-            found[kind].append(measure(str(model), kind == "on", options.rounds, options.requests, number * 100))
-    rate = {kind: statistics.median(each for rates, _ in all_ for each in rates) for kind, all_ in found.items()}
-    first = {kind: p99([each for _, firsts in all_ for each in firsts]) for kind, all_ in found.items()}
+    all_ = [measure(str(model), options.rounds, options.requests, number) for number in range(options.servers)]
+    rate = {kind: statistics.median(each for three in all_ for each in three[kind].rates) for kind in KINDS}
+    first = {kind: p99([each for three in all_ for each in three[kind].firsts]) for kind in KINDS}
     result: dict[str, Any] = {
         "requests_per_second": rate,
         "p99_first_token_seconds": first,

@@ -98,7 +98,11 @@ def evict(original: Function, context: Context) -> Function:
         except Exception as error:
             swallow("the evict hook", error)
             return original(self, *args, **kwargs)
-        result = original(self, *args, **kwargs)
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException:
+            replica.taking = replica.taken = None
+            raise
         try:
             taken = replica.taken
             # The sender is the last to hold the keys, so that it is there that they are freed.

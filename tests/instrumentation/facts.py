@@ -27,7 +27,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, MambaManager, SlidingWindowManager
-from workload import results
+from workload import refused_allocation, results
 
 from otel_cache import plugin
 from otel_cache.faults import failures
@@ -76,6 +76,7 @@ def main() -> dict[str, Any]:
     random.seed(1)  # as vLLM seeds every rank alike
     facts["results are the same"] = results() == bare
     facts["failures of a sound run"] = failures()
+    facts["a refused allocation leaves no mark"] = refused_allocation()
 
     child = os.fork()
     if child == 0:

@@ -75,6 +75,11 @@ def test_results_are_vllms(found: Found) -> None:
     assert found.facts["the parent goes on"] is True
 
 
+def test_a_refused_allocation_leaves_no_mark(found: Found) -> None:
+    """A pool that raises takes no blocks: what takes some elsewhere later is no eviction."""
+    assert found.facts["a refused allocation leaves no mark"] is True
+
+
 def test_undone(found: Found) -> None:
     """Uninstalling gives vLLM its own objects back."""
     assert found.facts["undone"] is True

@@ -7,7 +7,9 @@ import msgspec
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from analyzers.vllm_lab.driver import _Driver, run_scenario
+from analyzers.vllm_lab.engine import build_replicas
 from analyzers.vllm_lab.scenario import Scenario, parse_scenario
+from otel_cache.bindings.replica import ATTRIBUTE
 
 SIGNALS = Path(__file__).parents[1] / "signals"
 HYBRID = [{"kind": "mamba", "layers": 2}, {"kind": "full_attention"}]
@@ -81,3 +83,15 @@ _Driver._execute = _through_wrapper  # type: ignore[method-assign]
 def results() -> Any:
     """Return what vLLM says of the scenarios: of every request, and a digest of all that its schedulers returned."""
     return [msgspec.to_builtins(run_scenario(scenario)) for scenario in SCENARIOS]
+
+
+def refused_allocation() -> bool:
+    """Ask a pool for more blocks than it has; whether vLLM refuses, and our replica does not go on waiting for them."""
+    scheduler = build_replicas(SCENARIOS[0].engine, 1)[0].scheduler
+    scheduler.schedule()
+    pool = scheduler.kv_cache_manager.block_pool
+    try:
+        pool.get_new_blocks(pool.num_gpu_blocks + 1)
+    except ValueError:
+        return getattr(pool, ATTRIBUTE).taking is None
+    return False
