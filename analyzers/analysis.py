@@ -1,8 +1,7 @@
 """The whole analysis: a capture in, results out. Pure."""
 
 import gc
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from analyzers.capacity import capacity_of
@@ -43,10 +42,7 @@ def _analyze(capture: Capture, choice: Choice | None) -> Analysis:
     everything = lookup_results(replayed, capture.lives, passes_of(capture.groups), families_of(replayed))
     everything = with_routers(capture, everything)
     results = choice.of(everything) if choice else everything
-    lost: Counter[str] = Counter()
-    for result in results:
-        for cls, count in result.lost.items():
-            lost[cls] += count
+    lost, computed = _lost(results)
     replicas = len({life.replica for life in capture.lives})
     known = speeds(capture.steps)
     fleet, capacity = fleet_of(results, replay.caches, replicas), capacity_of(capture, replay.caches, results)
@@ -61,11 +57,11 @@ def _analyze(capture: Capture, choice: Choice | None) -> Analysis:
         lookups=results,
         sequences=sequences(replayed, results, capture.requests),
         findings=sorted(found, key=lambda each: (-each.tokens_lost, each.rule, each.summary)),
-        lost={cls: lost[cls] for cls in CLASSES if lost[cls]},
+        lost={cls: lost[cls] for cls in CLASSES if lost.get(cls)},
         fleet=fleet,
         capacity=capacity,
-        prefill_seconds=_seconds(results, known, avoidable=False),
-        avoidable_seconds=_seconds(results, known, avoidable=True),
+        prefill_seconds=_seconds(computed, known, SERVED),
+        avoidable_seconds=_seconds(computed, known, NOT_AVOIDABLE),
         counters=counters,
         routed=routed,
     )
@@ -83,10 +79,22 @@ def _collector_off() -> Iterator[None]:
             gc.enable()
 
 
-def _seconds(results: Sequence[LookupResult], known: dict[int, Speed], *, avoidable: bool) -> Range | None:
-    """Return how long computing what was not served took, all of it or what could have been served."""
-    tokens: Counter[int] = Counter()
-    spared = NOT_AVOIDABLE if avoidable else SERVED
+def _lost(results: Sequence[LookupResult]) -> tuple[dict[str, int], dict[int, dict[str, int]]]:
+    """Return the tokens lost to each class; and those that had to be computed, by life and class."""
+    lost: dict[str, int] = {}
+    computed: dict[int, dict[str, int]] = {}
     for result in results:
-        tokens[result.life] += sum(max(0, count) for cls, count in result.lost.items() if cls not in spared)
+        own = computed.setdefault(result.life, {})
+        for cls, count in result.lost.items():
+            lost[cls] = lost.get(cls, 0) + count
+            if count > 0:
+                own[cls] = own.get(cls, 0) + count
+    return lost, computed
+
+
+def _seconds(
+    computed: Mapping[int, Mapping[str, int]], known: dict[int, Speed], spared: Collection[str]
+) -> Range | None:
+    """Return how long computing those tokens took that are not of the classes `spared`."""
+    tokens = {life: sum(count for cls, count in own.items() if cls not in spared) for life, own in computed.items()}
     return total_seconds(tokens, known)

@@ -13,17 +13,20 @@ from otel_cache.records import FINGERPRINT_BYTES
 from otel_cache.semconv import names
 
 MOMENTS = 60
-GONE = (model.EVICTED, model.CHECKPOINT_EVICTED, model.RESET)
+GONE = frozenset({model.EVICTED, model.CHECKPOINT_EVICTED, model.RESET})
 
 
 def capacity_of(capture: Capture, caches: Sequence[Residency], results: Sequence[LookupResult]) -> list[Capacity]:
     """Return what the pool of each life held that stored anything, in the order of lives."""
     found = []
     evicted, evictions, used = _evicted(capture.evicts), evictions_of(capture.evicts), _used(capture.steps)
+    by_life: dict[int, list[LookupResult]] = {}
+    for result in results:
+        by_life.setdefault(result.life, []).append(result)
     for life, cache in zip(capture.lives, caches, strict=True):
         if not cache.moments:
             continue
-        own = [result for result in results if result.life == life.index]
+        own = by_life.get(life.index, [])
         warm, longest = _warm(own)
         found.append(
             Capacity(
@@ -134,7 +137,7 @@ def _warm(results: Sequence[LookupResult]) -> tuple[int, list[tuple[str, int]]]:
     warm = [
         (members[0].time, members[-1].time, max(member.prompt_tokens for member in members), family)
         for family, members in families.items()
-        if len(members) > 1 and not any(member.lost.get(cls) for member in members for cls in GONE)
+        if len(members) > 1 and all(GONE.isdisjoint(member.lost) for member in members)
     ]
     return together(warm)
 
