@@ -3,8 +3,9 @@
 import gc
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
-from analyzers.capacity import capacity_of
+from analyzers.capacity import capacity_of, most_of
 from analyzers.choice import Choice
 from analyzers.counters import check_counters
 from analyzers.coverage import coverage_of
@@ -27,32 +28,40 @@ NOT_AVOIDABLE = BY_DESIGN | SERVED | {UNEXPLAINED, UNKNOWN}
 def analyze(capture: Capture, choice: Choice | None = None) -> Analysis:
     """Explain every lookup of `capture`, and sum up those of `choice` (all of them by default).
 
+    What nobody else holds of the capture is gone as soon as it is not needed any more.
+
     Raises:
         CaptureError: a replica's resource lacks what prediction needs.
 
     """
+    given = [capture]
+    del capture
     with _collector_off():
-        return _analyze(capture, choice)
+        return _analyze(given, choice)
 
 
-def _analyze(capture: Capture, choice: Choice | None) -> Analysis:
-    capture = named_apart(capture)
+def _analyze(given: list[Capture], choice: Choice | None) -> Analysis:
+    capture = named_apart(given.pop())
+    known, passes = speeds(capture.steps), passes_of(capture.groups)
+    capture = replace(capture, steps=most_of(capture.steps), groups=capture.groups.clear())
     replay = Replay(capture)
     replayed = replay.run()
-    everything = lookup_results(replayed, capture.lives, passes_of(capture.groups), families_of(replayed))
+    caches, settings, holes = replay.caches, replay.settings, replay.holes
+    counters, coverage = check_counters(capture), coverage_of(capture, holes)
+    del replay
+    capture = replace(capture, lookups=capture.lookups.clear(), stores=capture.stores.clear())
+    everything = lookup_results(replayed, capture.lives, passes, families_of(replayed))
+    del passes
     everything = with_routers(capture, everything)
     results = choice.of(everything) if choice else everything
     lost, computed = _lost(results)
-    replicas = len({life.replica for life in capture.lives})
-    known = speeds(capture.steps)
-    fleet, capacity = fleet_of(results, replay.caches, replicas), capacity_of(capture, replay.caches, results)
-    counters, routed = check_counters(capture), routed_of(results)
-    pools = pools_of(replay.caches, capture)
-    found = findings(results, replay.settings, known, pools) + observations(
-        capture, results, replay.settings, known, fleet, capacity, replay.holes, counters, routed
+    fleet, capacity = fleet_of(results, caches, coverage.replicas), capacity_of(capture, caches, results)
+    routed = routed_of(results)
+    found = findings(results, settings, known, pools_of(caches, capture)) + observations(
+        capture, results, settings, known, fleet, capacity, holes, counters, routed
     )
     return Analysis(
-        coverage=coverage_of(capture, len(results), replay.holes),
+        coverage=replace(coverage, lookups=len(results)),
         replicas={life.replica: life.attributes for life in capture.lives},
         lookups=results,
         sequences=sequences(replayed, results, capture.requests),

@@ -58,6 +58,11 @@ def _evicted(evicts: pl.DataFrame) -> Mapping[tuple[int, int], tuple[int, list[i
     return found
 
 
+def most_of(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return, a row per life, the most that the columns of `Capture.steps` ever were: all that pools need of them."""
+    return steps.group_by("life").max()
+
+
 def _used(steps: pl.DataFrame) -> Mapping[int, float]:
     """Return, by life, the share of the pool that was in use at the most."""
     most = steps.drop_nulls("pool_usage").group_by("life").agg(pl.col("pool_usage").max())

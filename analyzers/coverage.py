@@ -9,8 +9,8 @@ from analyzers.model import Capture, Coverage
 from otel_cache.semconv import names
 
 
-def coverage_of(capture: Capture, lookups: int, holes: Holes) -> Coverage:
-    """Return the coverage of `capture`, of which `lookups` requests are reported."""
+def coverage_of(capture: Capture, holes: Holes) -> Coverage:
+    """Return the coverage of `capture`, all its lookups reported."""
     keys = (names.SAMPLER, names.COLLECTOR_SAMPLER)
     samplers = {str(life.attributes[key]) for life in capture.lives for key in keys if key in life.attributes}
     sampled = sampled_spans(capture, holes)
@@ -20,7 +20,7 @@ def coverage_of(capture: Capture, lookups: int, holes: Holes) -> Coverage:
     return Coverage(
         spans=capture.spans,
         replicas=len({life.replica for life in capture.lives}),
-        lookups=lookups,
+        lookups=capture.lookups.height,
         missing_records=max(0, holes.missing - sampled),
         skipped_lines=capture.skipped_lines,
         foreign_spans=capture.foreign_spans,

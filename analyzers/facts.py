@@ -5,8 +5,9 @@ from typing import Any
 
 from analyzers import model
 from analyzers.ladder import Step
+from analyzers.made import made
 from analyzers.missing import Missing
-from analyzers.model import Fact, made
+from analyzers.model import Fact
 from analyzers.replay import Replayed
 from analyzers.residency import Loss
 from analyzers.settings import Settings

@@ -1,10 +1,12 @@
 """What an analysis is made of and what it yields: plain objects, all lengths and positions in tokens."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import polars as pl
+
+from analyzers.made import made_when_asked
 
 # The classes of a lost token, in the order of the ladder.
 COLD = "cold"
@@ -123,43 +125,6 @@ class Capture:
     unexported_spans: int = 0
 
 
-class _Made:
-    """A field in whose place a callable may stand: it makes the value, of the object, each time that it is asked for.
-
-    Sentences are many and long, and few of them are ever read.
-    """
-
-    __slots__ = ("_slot",)
-
-    def __init__(self, slot: Any) -> None:
-        self._slot = slot
-
-    def __get__(self, owner: Any, kind: type | None = None) -> Any:
-        if owner is None:
-            return self
-        value = self._slot.__get__(owner)
-        return value(owner) if callable(value) else value
-
-    def __set__(self, owner: Any, value: Any) -> None:
-        self._slot.__set__(owner, value)
-
-
-def made(by: Callable[[Any], Any]) -> Any:
-    """Return `by` to stand for a field that it makes of its object."""
-    return by
-
-
-def _made(*fields: str) -> Callable[[type[Any]], Any]:
-    """Let a callable stand for the `fields` of a class with slots."""
-
-    def change(of: type[Any]) -> type[Any]:
-        for name in fields:
-            setattr(of, name, _Made(getattr(of, name)))
-        return of
-
-    return change
-
-
 @dataclass(frozen=True, slots=True)
 class GroupState:
     """What one group had at the boundary that a lookup needed. Lookups that found the same share it.
@@ -194,7 +159,7 @@ class GroupState:
     chunk_start: int | None = None
 
 
-@_made("says")
+@made_when_asked("says")
 @dataclass(frozen=True, slots=True)
 class Fact:
     """What the evidence says of a loss of `tokens` to the class `cls`; `data` depends on the class.
@@ -208,7 +173,7 @@ class Fact:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-@_made("cause", "funnel", "ladder")
+@made_when_asked("cause", "funnel", "ladder")
 @dataclass(slots=True)
 class LookupResult:
     """One lookup explained: `hit_tokens + sum(lost.values()) == prompt_tokens`.

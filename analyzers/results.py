@@ -10,12 +10,15 @@ import polars as pl
 from analyzers import model
 from analyzers.facts import facts_of
 from analyzers.ladder import Explained, Step
+from analyzers.made import made
 from analyzers.missing import Missing
-from analyzers.model import GroupState, LookupResult, made
+from analyzers.model import GroupState, LookupResult
 from analyzers.replay import Replayed
 from analyzers.wording import cause_of, main_class
 
 SHOWN_POSITIONS = 16
+SLICE = 1 << 15
+"""So many rows are text at a time."""
 HELD_LESS = (model.EVICTED, model.RESET, model.HELD_ELSEWHERE, model.IN_FLIGHT)
 """Losses that leave less of the prefix than the request that computed it had, and so move the needed boundary."""
 
@@ -45,13 +48,17 @@ def passes_of(groups: pl.DataFrame) -> Passes:
     """Return what `Capture.groups` says of the groups in each lookup."""
     asked, hit = pl.col("asked_tokens").list.first().fill_null(-1), pl.col("hit_tokens").fill_null(-1)
     one = pl.concat_str("group", asked, hit, separator=" ")
-    by_lookup = groups.group_by("life", "parent_span_id").agg(one.str.join(","))
-    lives, spans, texts = by_lookup
-    # Texts that are alike are one object.
-    known = {text: text for text in texts.unique().to_list()}
-    return dict(
-        zip(zip(lives.to_list(), spans.to_list(), strict=True), map(known.__getitem__, texts.to_list()), strict=True)
-    )
+    found: dict[tuple[int, str], str] = {}
+    known: dict[str, str] = {}
+    for some in groups.iter_slices(SLICE):
+        by_lookup = some.group_by("life", "parent_span_id", maintain_order=True).agg(one.str.join(","))
+        for life, span, said in by_lookup.iter_rows():
+            name = (life, span)
+            if before := found.get(name):
+                said = f"{before},{said}"
+            # Texts that are alike are one object.
+            found[name] = known.setdefault(said, said)
+    return found
 
 
 def _asked(said: str) -> Asked:
