@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from analyzers.reporters.lookup_frame import lookup_frame
 
 # The allocator of polars, which reads this when it is loaded, else keeps what was freed as memory of this process.
-os.environ.setdefault("_RJEM_MALLOC_CONF", "muzzy_decay_ms:0")
+os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:100,muzzy_decay_ms:0")
 
 __all__ = ["Analysis", "Capture", "Choice", "analyze", "convert", "lookup_frame", "open_capture"]
 

@@ -42,14 +42,17 @@ def analyze(capture: Capture, choice: Choice | None = None) -> Analysis:
 
 def _analyze(given: list[Capture], choice: Choice | None) -> Analysis:
     capture = named_apart(given.pop())
-    known, passes = speeds(capture.steps), passes_of(capture.groups)
+    known, passes, counters = speeds(capture.steps), passes_of(capture.groups), check_counters(capture)
     capture = replace(capture, steps=most_of(capture.steps), groups=capture.groups.clear())
-    replay = Replay(capture)
+    given.append(capture)
+    # Of lookups and stores the replay alone has more than their times.
+    lookups, stores = (frame.select("start") for frame in (capture.lookups, capture.stores))
+    capture = replace(capture, lookups=lookups, stores=stores)
+    replay = Replay(given.pop())
     replayed = replay.run()
     caches, settings, holes = replay.caches, replay.settings, replay.holes
-    counters, coverage = check_counters(capture), coverage_of(capture, holes)
     del replay
-    capture = replace(capture, lookups=capture.lookups.clear(), stores=capture.stores.clear())
+    coverage = coverage_of(capture, holes)
     everything = lookup_results(replayed, capture.lives, passes, families_of(replayed))
     del passes
     everything = with_routers(capture, everything)

@@ -14,6 +14,7 @@ from analyzers.made import made
 from analyzers.missing import Missing
 from analyzers.model import GroupState, LookupResult
 from analyzers.replay import Replayed
+from analyzers.settings import Settings
 from analyzers.wording import cause_of, main_class
 
 SHOWN_POSITIONS = 16
@@ -44,20 +45,26 @@ Passes = Mapping[tuple[int, str], str]
 """By life and span id of a lookup: what it says of the groups, as text. Most lookups say what others say too."""
 
 
-def passes_of(groups: pl.DataFrame) -> Passes:
-    """Return what `Capture.groups` says of the groups in each lookup."""
+def passes_of(groups: pl.DataFrame) -> pl.DataFrame:
+    """Return what `Capture.groups` says of the groups in each lookup: `life`, `parent_span_id`, and `said` as text.
+
+    There are several rows of a lookup where its own are far apart.
+    """
     asked, hit = pl.col("asked_tokens").list.first().fill_null(-1), pl.col("hit_tokens").fill_null(-1)
     one = pl.concat_str("group", asked, hit, separator=" ")
+    slices = list(groups.iter_slices(SLICE)) or [groups]
+    return pl.concat(some.group_by("life", "parent_span_id").agg(said=one.str.join(",")) for some in slices)
+
+
+def _by_lookup(passes: pl.DataFrame) -> Passes:
     found: dict[tuple[int, str], str] = {}
     known: dict[str, str] = {}
-    for some in groups.iter_slices(SLICE):
-        by_lookup = some.group_by("life", "parent_span_id", maintain_order=True).agg(one.str.join(","))
-        for life, span, said in by_lookup.iter_rows():
-            name = (life, span)
-            if before := found.get(name):
-                said = f"{before},{said}"
-            # Texts that are alike are one object.
-            found[name] = known.setdefault(said, said)
+    for life, span, said in passes.iter_rows():
+        name = (life, span)
+        if before := found.get(name):
+            said = f"{before},{said}"
+        # Texts that are alike are one object.
+        found[name] = known.setdefault(said, said)
     return found
 
 
@@ -68,7 +75,10 @@ def _asked(said: str) -> Asked:
 
 
 def lookup_results(
-    replayed: Sequence[Replayed], lives: Sequence[model.Life], passes: Passes, families: Mapping[tuple[int, str], str]
+    replayed: Sequence[Replayed],
+    lives: Sequence[model.Life],
+    passes: pl.DataFrame,
+    families: Mapping[tuple[int, str], str],
 ) -> list[LookupResult]:
     """Return one result per request and life: of its first admitted lookup, else of its last.
 
@@ -77,7 +87,7 @@ def lookup_results(
     Args:
         replayed: the lookups, in order.
         lives: the replicas' lives.
-        passes: of the groups in each lookup.
+        passes: as `passes_of` makes them.
         families: by life and request id.
 
     """
@@ -93,7 +103,7 @@ def lookup_results(
         attempts[name] += row["attempts"]
         if not before.row["admitted"]:
             chosen[name] = one
-    maker = _Maker(replayed, lives, passes)
+    maker = _Maker(replayed, lives, _by_lookup(passes))
     return [maker.result(one, attempts[name], families[name]) for name, one in chosen.items()]
 
 
@@ -104,6 +114,10 @@ class _Maker:
         self._replayed = replayed
         self._lives = lives
         self._passes = passes
+        kinds: dict[Settings, int] = {}
+        settings = {one.row["life"]: one.settings for one in replayed}
+        self._alike = {life: kinds.setdefault(own, life) for life, own in settings.items()}
+        self._read: dict[str, Asked] = {}
         self._groups: dict[tuple[Any, ...], list[GroupState]] = {}
         self._states: dict[GroupState, GroupState] = {}
         self._lists: dict[tuple[Any, ...], list[Any]] = {}
@@ -120,10 +134,12 @@ class _Maker:
         residency = one.residency
         key = None
         if not (one.explained and one.explained.missing):
-            key = (one.row["life"], asked, said, tuple(residency.below), tuple(residency.above))
+            key = (self._alike[one.row["life"]], asked, said, tuple(residency.below), tuple(residency.above))
             if known := self._groups.get(key):
                 return known
-        found = [self._states.setdefault(state, state) for state in _group_states(one, asked, _asked(said))]
+        if (read := self._read.get(said)) is None:
+            read = self._read[said] = _asked(said)
+        found = [self._states.setdefault(state, state) for state in _group_states(one, asked, read)]
         if key:
             self._groups[key] = found
         return found
