@@ -1,6 +1,7 @@
 """From replayed lookups to results: one row per request, its tokens classed, its groups at the needed boundary."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from operator import sub
 from typing import Any
@@ -121,6 +122,7 @@ class _Maker:
         self._groups: dict[tuple[Any, ...], list[GroupState]] = {}
         self._states: dict[GroupState, GroupState] = {}
         self._lists: dict[tuple[Any, ...], list[Any]] = {}
+        self._none = self._list(())
 
     def _list(self, of: Iterable[Any]) -> list[Any]:
         """Return a list that results share."""
@@ -170,19 +172,19 @@ class _Maker:
             predicted,
             needed,
             _in_order(lost),
-            self._list(sorted([entry.group.index for entry in missing]) if missing else ()),
+            self._list(sorted(entry.group.index for entry in missing)) if missing else self._none,
             self._group_states(one, needed),
             _reason(one, missing),
             made(_cause),
             next((entry.refusal.request for entry in missing if entry.refusal), None) if missing else None,
             explained.intact if explained else None,
-            facts_of(one, self._replayed) or self._list(()),
+            facts_of(one, self._replayed) or self._none,
             made(_funnel) if explained else None,
             max(elsewhere.best, used) if elsewhere else None,
             self._list(elsewhere.replicas) if elsewhere else (),
             elsewhere.previous_turn if elsewhere else None,
             family,
-            _Ladder(explained.steps) if explained and explained.steps else self._list(()),
+            _Ladder(explained.steps) if explained and explained.steps else self._none,
         )
 
 
@@ -222,10 +224,15 @@ def _sum(steps: Iterable[Step], low: int, high: int) -> dict[str, int]:
     return lost
 
 
+@lru_cache(maxsize=1 << 10)
+def _are_in_order(classes: tuple[str, ...]) -> bool:
+    places = [_ORDER[cls] for cls in classes]
+    return places == sorted(places)
+
+
 def _in_order(lost: dict[str, int]) -> dict[str, int]:
     """Return the tokens per class in the order of the classes, without those that have none."""
-    places = [_ORDER[cls] for cls in lost]
-    if 0 not in lost.values() and places == sorted(places):
+    if 0 not in lost.values() and _are_in_order(tuple(lost)):
         return lost
     return {cls: lost[cls] for cls in sorted(lost, key=_ORDER.__getitem__) if lost[cls]}
 
