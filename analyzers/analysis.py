@@ -1,11 +1,11 @@
 """The whole analysis: a capture in, results out. Pure."""
 
 import gc
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
-from analyzers.capacity import capacity_of
+from analyzers.capacity import capacity_of, most_of
 from analyzers.choice import Choice
 from analyzers.counters import check_counters
 from analyzers.coverage import coverage_of
@@ -28,44 +28,52 @@ NOT_AVOIDABLE = BY_DESIGN | SERVED | {UNEXPLAINED, UNKNOWN}
 def analyze(capture: Capture, choice: Choice | None = None) -> Analysis:
     """Explain every lookup of `capture`, and sum up those of `choice` (all of them by default).
 
+    What nobody else holds of the capture is gone as soon as it is not needed any more.
+
     Raises:
         CaptureError: a replica's resource lacks what prediction needs.
 
     """
+    given = [capture]
+    del capture
     with _collector_off():
-        return _analyze(capture, choice)
+        return _analyze(given, choice)
 
 
-def _analyze(capture: Capture, choice: Choice | None) -> Analysis:
-    capture = named_apart(capture)
-    replay = Replay(capture)
+def _analyze(given: list[Capture], choice: Choice | None) -> Analysis:
+    capture = named_apart(given.pop())
+    known, passes, counters = speeds(capture.steps), passes_of(capture.groups), check_counters(capture)
+    capture = replace(capture, steps=most_of(capture.steps), groups=capture.groups.clear())
+    given.append(capture)
+    # Of lookups and stores the replay alone has more than their times.
+    lookups, stores = (frame.select("start") for frame in (capture.lookups, capture.stores))
+    capture = replace(capture, lookups=lookups, stores=stores)
+    replay = Replay(given.pop())
     replayed = replay.run()
-    everything = lookup_results(replayed, capture.lives, passes_of(capture.groups), families_of(replayed))
+    caches, settings, holes = replay.caches, replay.settings, replay.holes
+    del replay
+    coverage = coverage_of(capture, holes)
+    everything = lookup_results(replayed, capture.lives, passes, families_of(replayed))
+    del passes
     everything = with_routers(capture, everything)
     results = choice.of(everything) if choice else everything
-    lost: Counter[str] = Counter()
-    for result in results:
-        for cls, count in result.lost.items():
-            lost[cls] += count
-    replicas = len({life.replica for life in capture.lives})
-    known = speeds(capture.steps)
-    fleet, capacity = fleet_of(results, replay.caches, replicas), capacity_of(capture, replay.caches, results)
-    counters, routed = check_counters(capture), routed_of(results)
-    pools = pools_of(replay.caches, capture)
-    found = findings(results, replay.settings, known, pools) + observations(
-        capture, results, replay.settings, known, fleet, capacity, replay.holes, counters, routed
+    lost, computed = _lost(results)
+    fleet, capacity = fleet_of(results, caches, coverage.replicas), capacity_of(capture, caches, results)
+    routed = routed_of(results)
+    found = findings(results, settings, known, pools_of(caches, capture)) + observations(
+        capture, results, settings, known, fleet, capacity, holes, counters, routed
     )
     return Analysis(
-        coverage=coverage_of(capture, len(results), replay.holes),
+        coverage=replace(coverage, lookups=len(results)),
         replicas={life.replica: life.attributes for life in capture.lives},
         lookups=results,
         sequences=sequences(replayed, results, capture.requests),
         findings=sorted(found, key=lambda each: (-each.tokens_lost, each.rule, each.summary)),
-        lost={cls: lost[cls] for cls in CLASSES if lost[cls]},
+        lost={cls: lost[cls] for cls in CLASSES if lost.get(cls)},
         fleet=fleet,
         capacity=capacity,
-        prefill_seconds=_seconds(results, known, avoidable=False),
-        avoidable_seconds=_seconds(results, known, avoidable=True),
+        prefill_seconds=_seconds(computed, known, SERVED),
+        avoidable_seconds=_seconds(computed, known, NOT_AVOIDABLE),
         counters=counters,
         routed=routed,
     )
@@ -83,10 +91,22 @@ def _collector_off() -> Iterator[None]:
             gc.enable()
 
 
-def _seconds(results: Sequence[LookupResult], known: dict[int, Speed], *, avoidable: bool) -> Range | None:
-    """Return how long computing what was not served took, all of it or what could have been served."""
-    tokens: Counter[int] = Counter()
-    spared = NOT_AVOIDABLE if avoidable else SERVED
+def _lost(results: Sequence[LookupResult]) -> tuple[dict[str, int], dict[int, dict[str, int]]]:
+    """Return the tokens lost to each class; and those that had to be computed, by life and class."""
+    lost: dict[str, int] = {}
+    computed: dict[int, dict[str, int]] = {}
     for result in results:
-        tokens[result.life] += sum(max(0, count) for cls, count in result.lost.items() if cls not in spared)
+        own = computed.setdefault(result.life, {})
+        for cls, count in result.lost.items():
+            lost[cls] = lost.get(cls, 0) + count
+            if count > 0:
+                own[cls] = own.get(cls, 0) + count
+    return lost, computed
+
+
+def _seconds(
+    computed: Mapping[int, Mapping[str, int]], known: dict[int, Speed], spared: Collection[str]
+) -> Range | None:
+    """Return how long computing those tokens took that are not of the classes `spared`."""
+    tokens = {life: sum(count for cls, count in own.items() if cls not in spared) for life, own in computed.items()}
     return total_seconds(tokens, known)

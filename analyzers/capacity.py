@@ -13,17 +13,20 @@ from otel_cache.records import FINGERPRINT_BYTES
 from otel_cache.semconv import names
 
 MOMENTS = 60
-GONE = (model.EVICTED, model.CHECKPOINT_EVICTED, model.RESET)
+GONE = frozenset({model.EVICTED, model.CHECKPOINT_EVICTED, model.RESET})
 
 
 def capacity_of(capture: Capture, caches: Sequence[Residency], results: Sequence[LookupResult]) -> list[Capacity]:
     """Return what the pool of each life held that stored anything, in the order of lives."""
     found = []
     evicted, evictions, used = _evicted(capture.evicts), evictions_of(capture.evicts), _used(capture.steps)
+    by_life: dict[int, list[LookupResult]] = {}
+    for result in results:
+        by_life.setdefault(result.life, []).append(result)
     for life, cache in zip(capture.lives, caches, strict=True):
         if not cache.moments:
             continue
-        own = [result for result in results if result.life == life.index]
+        own = by_life.get(life.index, [])
         warm, longest = _warm(own)
         found.append(
             Capacity(
@@ -53,6 +56,11 @@ def _evicted(evicts: pl.DataFrame) -> Mapping[tuple[int, int], tuple[int, list[i
     for life, group, count, ages in by_group.iter_rows():
         found[life, group] = (count, ages)
     return found
+
+
+def most_of(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return, a row per life, the most that the columns of `Capture.steps` ever were: all that pools need of them."""
+    return steps.group_by("life").max()
 
 
 def _used(steps: pl.DataFrame) -> Mapping[int, float]:
@@ -134,7 +142,7 @@ def _warm(results: Sequence[LookupResult]) -> tuple[int, list[tuple[str, int]]]:
     warm = [
         (members[0].time, members[-1].time, max(member.prompt_tokens for member in members), family)
         for family, members in families.items()
-        if len(members) > 1 and not any(member.lost.get(cls) for member in members for cls in GONE)
+        if len(members) > 1 and all(GONE.isdisjoint(member.lost) for member in members)
     ]
     return together(warm)
 

@@ -9,8 +9,8 @@ from analyzers.model import Capture, Coverage
 from otel_cache.semconv import names
 
 
-def coverage_of(capture: Capture, lookups: int, holes: Holes) -> Coverage:
-    """Return the coverage of `capture`, of which `lookups` requests are reported."""
+def coverage_of(capture: Capture, holes: Holes) -> Coverage:
+    """Return the coverage of `capture`, all its lookups reported."""
     keys = (names.SAMPLER, names.COLLECTOR_SAMPLER)
     samplers = {str(life.attributes[key]) for life in capture.lives for key in keys if key in life.attributes}
     sampled = sampled_spans(capture, holes)
@@ -20,7 +20,7 @@ def coverage_of(capture: Capture, lookups: int, holes: Holes) -> Coverage:
     return Coverage(
         spans=capture.spans,
         replicas=len({life.replica for life in capture.lives}),
-        lookups=lookups,
+        lookups=capture.lookups.height,
         missing_records=max(0, holes.missing - sampled),
         skipped_lines=capture.skipped_lines,
         foreign_spans=capture.foreign_spans,
@@ -47,14 +47,13 @@ def _skew(capture: Capture) -> Mapping[str, float]:
 
     A request begins while its caller waits for it. Where it does not, the clocks differ by at least that much.
     """
-    callers = {row["span_id"]: (row["start"], row["end"]) for row in capture.usages.iter_rows(named=True)}
+    callers = capture.usages.unique("span_id", keep="last").select("span_id", begin="start", over="end")
+    called = capture.requests.join(callers, left_on="parent_span_id", right_on="span_id")
     least: dict[int, list[float]] = {}
-    for row in capture.requests.iter_rows(named=True):
-        if (caller := callers.get(row["parent_span_id"])) is None:
-            continue
-        behind, ahead = caller[0] - row["start"], row["start"] - caller[1]
+    for life, start, begin, over in called.select("life", "start", "begin", "over").iter_rows():
+        behind, ahead = begin - start, start - over
         differs = -behind if behind > 0 else max(ahead, 0)
-        least.setdefault(row["life"], []).append(differs / 1e6)
+        least.setdefault(life, []).append(differs / 1e6)
     found: dict[str, float] = {}
     for life, values in sorted(least.items()):
         low, high = min(values), max(values)

@@ -1,11 +1,11 @@
 """What the evidence says of a loss: when, by whom, where, and what else would explain it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from analyzers import model
 from analyzers.ladder import Step
+from analyzers.made import made
 from analyzers.missing import Missing
 from analyzers.model import Fact
 from analyzers.replay import Replayed
@@ -20,11 +20,9 @@ def facts_of(one: Replayed, replayed: Sequence[Replayed]) -> list[Fact]:
     explained = one.explained
     if explained is None:
         return []
-    found: list[Fact] = []
-    for step in explained.steps:
-        fact = _fact(one, step, replayed)
-        if fact:
-            found.append(fact)
+    # Only steps that say more than their class have data, but for those to another key.
+    told = [step for step in explained.steps if step.data or step.cls == model.KEY_DIFFERENCE]
+    found = [fact for step in told if (fact := _fact(one, step, replayed))]
     if explained.predicted < explained.needed:
         found.extend(_others(one, explained.steps))
     return found
@@ -37,32 +35,42 @@ def _fact(one: Replayed, step: Step, replayed: Sequence[Replayed]) -> Fact | Non
         return _key_difference(one, replayed, tokens)
     if step.cls == model.IN_FLIGHT and step.data.get("producer"):
         early = milliseconds(step.data["registered_at"] - time)
-        producer = step.data["producer"]
-        says = f"the lookup came {early} ms before {producer} had registered {counted(tokens)} more"
-        return Fact(step.cls, tokens, says, {"early_ms": early, "producer": producer})
+        return Fact(step.cls, tokens, made(_says_early), {"early_ms": early, "producer": step.data["producer"]})
     if step.cls == model.HELD_ELSEWHERE:
-        return _held_elsewhere(one, step, tokens)
+        return _held_elsewhere(step, tokens)
     if step.data.get("loss") is not None:
-        groups = step.data.get("groups") or [entry.group.index for entry in _gone(one)]
-        every = sorted({*groups, *(entry.group.index for entry in _gone(one))})
-        fact = _loss(step.cls, tokens, step.data["loss"], step.data["replica"], every, time)
-        return replace(fact, data={**fact.data, "boundary": step.data["intact"]}) if "intact" in step.data else fact
+        gone = [entry.group.index for entry in _gone(one)]
+        groups = sorted({*step.data["groups"], *gone}) if step.data.get("groups") else sorted(set(gone))
+        data = _loss(step.data["loss"], step.data["replica"], groups, time)
+        if "intact" in step.data:
+            data["boundary"] = step.data["intact"]
+        return Fact(step.cls, tokens, made(_says_lost), data)
     return None
 
 
-def _held_elsewhere(one: Replayed, step: Step, tokens: int) -> Fact:
-    replicas, lacking = step.data["replicas"], step.data.get("lacking")
-    data: dict[str, Any] = {"replicas": replicas}
-    says = f"{', '.join(replicas)} held them"
+def _says_early(fact: Fact) -> str:
+    early, producer = fact.data["early_ms"], fact.data["producer"]
+    return f"the lookup came {early} ms before {producer} had registered {counted(fact.tokens)} more"
+
+
+def _held_elsewhere(step: Step, tokens: int) -> Fact:
+    data: dict[str, Any] = {"replicas": step.data["replicas"]}
     if "reach" in step.data:
-        data |= {"hit_tokens": step.data["hit"], "reach_tokens": step.data["reach"], "lacking": lacking}
-    if lacking:
+        data |= {
+            "hit_tokens": step.data["hit"], "reach_tokens": step.data["reach"], "lacking": step.data.get("lacking")
+        }  # fmt: skip
+    return Fact(step.cls, tokens, made(_says_held), data)
+
+
+def _says_held(fact: Fact) -> str:
+    says = f"{', '.join(fact.data['replicas'])} held them"
+    if lacking := fact.data.get("lacking"):
         word = "group" if len(lacking) == 1 else "groups"
         says += (
-            f", but {word} {', '.join(map(str, lacking))} had no state at {number(step.data['reach'])} there, so the "
-            f"hit would have been {number(step.data['hit'])}"
+            f", but {word} {', '.join(map(str, lacking))} had no state at {number(fact.data['reach_tokens'])} there, "
+            f"so the hit would have been {number(fact.data['hit_tokens'])}"
         )
-    return Fact(step.cls, tokens, says, data)
+    return says
 
 
 def _gone(one: Replayed) -> Sequence[Missing]:
@@ -71,22 +79,28 @@ def _gone(one: Replayed) -> Sequence[Missing]:
     return [entry for entry in (explained.gone or explained.missing) if entry.loss]
 
 
-def _loss(cls: str, tokens: int, loss: Loss, replica: str, groups: Sequence[int], time: int) -> Fact:
-    ago = milliseconds(time - loss.time)
-    data: dict[str, Any] = {"replica": replica, "before_ms": ago, "groups": list(groups)}
-    if loss.reason == "reset":
-        return Fact(cls, tokens, f"{replica} lost its cache {ago} ms before the lookup", data)
-    data["evictor"] = loss.evictor or None
-    data["evictor_group"] = loss.taker
-    taker = "" if loss.taker is None else f" to group {loss.taker}"
-    by = f"{' of' if taker else ' for'} {loss.evictor}" if loss.evictor else ""
-    says = f"{replica} gave the blocks away{taker}{by} {ago} ms before the lookup"
-    if loss.used:
-        data["idle_ms"] = milliseconds(loss.time - loss.used)
+def _loss(loss: Loss, replica: str, groups: list[int], time: int) -> dict[str, Any]:
+    data: dict[str, Any] = {"replica": replica, "before_ms": milliseconds(time - loss.time), "groups": groups}
+    if loss.reason != "reset":
+        data["evictor"] = loss.evictor or None
+        data["evictor_group"] = loss.taker
+        if loss.used:
+            data["idle_ms"] = milliseconds(loss.time - loss.used)
+    return data
+
+
+def _says_lost(fact: Fact) -> str:
+    data = fact.data
+    if "evictor" not in data:
+        return f"{data['replica']} lost its cache {data['before_ms']} ms before the lookup"
+    taker = "" if data["evictor_group"] is None else f" to group {data['evictor_group']}"
+    by = f"{' of' if taker else ' for'} {data['evictor']}" if data["evictor"] else ""
+    says = f"{data['replica']} gave the blocks away{taker}{by} {data['before_ms']} ms before the lookup"
+    if "idle_ms" in data:
         says += f", unused for {data['idle_ms']} ms"
-    if cls != model.CHECKPOINT_EVICTED:  # there the cause names them
-        says += f"; groups: {', '.join(map(str, groups))}"
-    return Fact(cls, tokens, says, data)
+    if fact.cls != model.CHECKPOINT_EVICTED:  # there the cause names them
+        says += f"; groups: {', '.join(map(str, data['groups']))}"
+    return says
 
 
 def _key_difference(one: Replayed, replayed: Sequence[Replayed], tokens: int) -> Fact | None:

@@ -1,7 +1,7 @@
 """Findings: what the losses of one kind have in common, and the flag that ends them."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 from analyzers import model
@@ -45,27 +45,36 @@ def findings(
         pools: what the block pools had left, by life.
 
     """
-    index = {id(result): number for number, result in enumerate(results)}
-    grouped: dict[tuple[Any, ...], list[LookupResult]] = {}
-    for result in results:
+    numbers: dict[Settings, int] = {}
+    alike = [numbers.setdefault(each, len(numbers)) for each in settings]
+    grouped: dict[tuple[str, str, int], list[int]] = {}
+    for index, result in enumerate(results):
         for cls in result.lost:
             if cls in _RULES:
-                key = (cls, _main_reason(result, cls), settings[result.life])
-                grouped.setdefault(key, []).append(result)
+                key = (cls, _main_reason(result, cls), alike[result.life])
+                grouped.setdefault(key, []).append(index)
     found = []
     prompts = prompts_of(results)
-    for (cls, _, setting), rows in grouped.items():
-        worst = max(rows, key=lambda row: row.lost[cls])
-        own = {life: pool for life, pool in pools.items() if settings[life] == setting}
-        found.append(_finding(Case(cls, setting, rows, worst, prompts, own), index[id(worst)], known))
+    for (cls, _, number), indexes in grouped.items():
+        rows = [results[index] for index in indexes]
+        lost = [row.lost[cls] for row in rows]
+        worst = lost.index(max(lost))
+        own = {life: pool for life, pool in pools.items() if alike[life] == number}
+        case = Case(cls, settings[rows[0].life], rows, rows[worst], prompts, own)
+        found.append(_finding(case, indexes[worst], known))
     return found
 
 
 def _main_reason(result: LookupResult, cls: str) -> str:
     if cls == model.CHECKPOINT_EVICTED:
         return "state" if any(group.state == "evicted" for group in result.groups) else "prefix"
+    return _reason_of(cls, result.reason) if result.reason else ""
+
+
+@lru_cache(maxsize=1 << 10)
+def _reason_of(cls: str, reason: str) -> str:
     reasons = _REASONS_OF.get(cls, ())
-    return ",".join(reason for reason in result.reason.split(",") if reason in reasons)
+    return ",".join(each for each in reason.split(",") if each in reasons)
 
 
 def _finding(case: Case, lookup: int, known: Mapping[int, Speed]) -> Finding:
@@ -95,9 +104,9 @@ def _finding(case: Case, lookup: int, known: Mapping[int, Speed]) -> Finding:
         "facts": [fact.says for fact in worst.facts if fact.cls == case.cls],
         "also": [fact.says for fact in worst.facts if fact.data.get("also")],
     }
-    tokens: Counter[int] = Counter()
+    tokens: dict[int, int] = {}
     for row in case.rows:
-        tokens[row.life] += abs(row.lost[case.cls])
+        tokens[row.life] = tokens.get(row.life, 0) + abs(row.lost[case.cls])
     summary = f"{headline}: {counted(case.tokens)} in {lookups(count)}"
     cause = cause_of(case.cls, worst.lost, worst.needed_boundary, worst.groups, worst.reason, worst.facts)
     severity: Literal["error", "warning", "info"] = "warning"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from analyzers import model, routing
 from analyzers.intervals import Pool, Priced, best_of, keeping, priced, sparser, states_left, weighed
@@ -42,7 +43,7 @@ class Case:
     prompts: Mapping[int, Sequence[int]] = field(default_factory=dict)
     pools: Mapping[int, Pool] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """All that was lost."""
         return sum(abs(row.lost[self.cls]) for row in self.rows)

@@ -19,15 +19,17 @@ def fleet_of(results: Sequence[LookupResult], caches: Sequence[Residency], repli
         return None
     by_family: Counter[str] = Counter()
     conversation = 0
+    regretted = 0
     for result in results:
-        if result.regret_tokens:
-            by_family[result.family] += result.regret_tokens
+        if regret := result.regret_tokens:
+            by_family[result.family] += regret
+            regretted += 1
         if result.previous_turn_hit_tokens is not None:
             conversation += max(0, result.previous_turn_hit_tokens - result.hit_tokens)
     stored, distinct = _duplication(caches)
     return Fleet(
         regret_tokens=sum(by_family.values()),
-        regretted_lookups=sum(1 for result in results if result.regret_tokens),
+        regretted_lookups=regretted,
         regret_by_family=sorted(by_family.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_FAMILIES],
         stored_tokens=stored,
         distinct_tokens=distinct,
@@ -38,12 +40,13 @@ def fleet_of(results: Sequence[LookupResult], caches: Sequence[Residency], repli
 
 def _duplication(caches: Sequence[Residency]) -> tuple[int, int]:
     """Return the tokens of prefixes that were stored, on each replica, and counted once, whatever the replica."""
-    stored = 0
-    distinct: dict[int, int] = {}
-    for cache in caches:
-        groups = cache.settings.dense_groups or cache.settings.groups
-        group = groups[0]
-        ever = cache.groups[group.index].ever
-        stored += len(ever) * group.block_size
-        distinct.update(dict.fromkeys(ever, group.block_size))
-    return stored, sum(distinct.values())
+    first = [(cache.settings.dense_groups or cache.settings.groups)[0] for cache in caches]
+    evers = [cache.groups[group.index].ever for cache, group in zip(caches, first, strict=True)]
+    stored = sum(len(ever) * group.block_size for ever, group in zip(evers, first, strict=True))
+    distinct, counted = 0, set[int]()
+    # What replicas with blocks of several sizes stored counts as the last of them has it.
+    for ever, group in zip(reversed(evers), reversed(first), strict=True):
+        before = len(counted)
+        counted.update(ever)
+        distinct += (len(counted) - before) * group.block_size
+    return stored, distinct

@@ -162,14 +162,16 @@ def best_of(choices: Sequence[Priced]) -> Priced:
 
 def prompts_of(results: Sequence[LookupResult]) -> dict[int, list[int]]:
     """Return, by life, the longest prompt of each family that was sent there, in tokens."""
-    longest: dict[tuple[int, str], int] = {}
-    for result in results:
-        key = (result.life, result.family or result.request_id)
-        longest[key] = max(longest.get(key, 0), result.prompt_tokens)
-    found: dict[int, list[int]] = {}
-    for (life, _), tokens in longest.items():
-        found.setdefault(life, []).append(tokens)
-    return found
+    prompts = pl.DataFrame(
+        {
+            "life": [result.life for result in results],
+            "family": [result.family or result.request_id for result in results],
+            "tokens": [result.prompt_tokens for result in results],
+        },
+        schema={"life": pl.Int32, "family": pl.String, "tokens": pl.Int64},
+    )
+    longest = prompts.group_by("life", "family").agg(pl.max("tokens"))
+    return dict(longest.group_by("life").agg("tokens").sort("life").iter_rows())
 
 
 def sparser(

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import polars as pl
 
+from analyzers.made import made_when_asked
+
 # The classes of a lost token, in the order of the ladder.
 COLD = "cold"
 KEY_DIFFERENCE = "key_difference"
@@ -123,9 +125,9 @@ class Capture:
     unexported_spans: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class GroupState:
-    """What one group had at the boundary that a lookup needed.
+    """What one group had at the boundary that a lookup needed. Lookups that found the same share it.
 
     Attributes:
         group: number of the group.
@@ -157,7 +159,8 @@ class GroupState:
     chunk_start: int | None = None
 
 
-@dataclass(frozen=True)
+@made_when_asked("says")
+@dataclass(frozen=True, slots=True)
 class Fact:
     """What the evidence says of a loss of `tokens` to the class `cls`; `data` depends on the class.
 
@@ -170,6 +173,7 @@ class Fact:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
+@made_when_asked("cause", "funnel", "ladder")
 @dataclass(slots=True)
 class LookupResult:
     """One lookup explained: `hit_tokens + sum(lost.values()) == prompt_tokens`.

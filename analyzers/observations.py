@@ -1,6 +1,5 @@
 """Findings that are no lost class: figures that disagree, speculation's net, routing, pools, evidence."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import polars as pl
@@ -97,18 +96,21 @@ def _speculation(
     """Weigh the decode steps that accepted drafts saved against the prefill that dropped blocks cost."""
     found = []
     drafts = capture.requests.drop_nulls("accepted_tokens")
-    for setting in dict.fromkeys(settings):
-        lives = [life for life, own in enumerate(settings) if own == setting]
+    alike: dict[Settings, list[int]] = {}
+    for life, own in enumerate(settings):
+        alike.setdefault(own, []).append(life)
+    for setting, lives in alike.items():
         rows = drafts.filter(pl.col("life").is_in(lives))
         if not setting.speculative_method or rows.is_empty():
             continue
-        lost: Counter[int] = Counter()
+        lost: dict[int, int] = {}
         cuts = 0
+        among = frozenset(lives)
         for result in results:
-            if result.life in lives:
-                cut = result.lost.get(model.ALIGNMENT, 0) if "after_drop" in result.reason.split(",") else 0
+            if result.life in among:
+                cut = result.lost.get(model.ALIGNMENT, 0) if "after_drop" in result.reason else 0
                 cuts += cut
-                lost[result.life] += result.lost.get(model.SPECULATIVE_DROP, 0) + cut
+                lost[result.life] = lost.get(result.life, 0) + result.lost.get(model.SPECULATIVE_DROP, 0) + cut
         prefill, saved = total_seconds(lost, known), _saved(rows, known)
         accepted, drafted = int(rows["accepted_tokens"].sum()), int(rows["drafted_tokens"].sum() or 0)
         tokens = sum(lost.values())

@@ -1,20 +1,26 @@
 """From replayed lookups to results: one row per request, its tokens classed, its groups at the needed boundary."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from operator import sub
+from typing import Any
 
 import polars as pl
 
 from analyzers import model
 from analyzers.facts import facts_of
 from analyzers.ladder import Explained, Step
+from analyzers.made import made
 from analyzers.missing import Missing
 from analyzers.model import GroupState, LookupResult
 from analyzers.replay import Replayed
+from analyzers.settings import Settings
 from analyzers.wording import cause_of, main_class
 
 SHOWN_POSITIONS = 16
+SLICE = 1 << 15
+"""So many rows are text at a time."""
 HELD_LESS = (model.EVICTED, model.RESET, model.HELD_ELSEWHERE, model.IN_FLIGHT)
 """Losses that leave less of the prefix than the request that computed it had, and so move the needed boundary."""
 
@@ -34,21 +40,46 @@ _STAGES = {
 
 _NEVER_ASKED = (None, None)
 
-Passes = Mapping[tuple[int, str], Mapping[int, tuple[int | None, int | None]]]
-"""By life and span id of a lookup, and by group: what it was asked for first, and its hit. Tokens."""
+Asked = Mapping[int, tuple[int | None, int | None]]
+"""By group: what a lookup asked it for first, and its hit. Tokens."""
+Passes = Mapping[tuple[int, str], str]
+"""By life and span id of a lookup: what it says of the groups, as text. Most lookups say what others say too."""
 
 
-def passes_of(groups: pl.DataFrame) -> Passes:
-    """Return what `Capture.groups` says of the groups in each lookup."""
-    asked = pl.col("asked_tokens").list.first()
-    found: dict[tuple[int, str], dict[int, tuple[int | None, int | None]]] = {}
-    for life, span, group, *said in groups.select("life", "parent_span_id", "group", asked, "hit_tokens").iter_rows():
-        found.setdefault((life, span), {})[group] = (said[0], said[1])
+def passes_of(groups: pl.DataFrame) -> pl.DataFrame:
+    """Return what `Capture.groups` says of the groups in each lookup: `life`, `parent_span_id`, and `said` as text.
+
+    There are several rows of a lookup where its own are far apart.
+    """
+    asked, hit = pl.col("asked_tokens").list.first().fill_null(-1), pl.col("hit_tokens").fill_null(-1)
+    one = pl.concat_str("group", asked, hit, separator=" ")
+    slices = list(groups.iter_slices(SLICE)) or [groups]
+    return pl.concat(some.group_by("life", "parent_span_id").agg(said=one.str.join(",")) for some in slices)
+
+
+def _by_lookup(passes: pl.DataFrame) -> Passes:
+    found: dict[tuple[int, str], str] = {}
+    known: dict[str, str] = {}
+    for life, span, said in passes.iter_rows():
+        name = (life, span)
+        if before := found.get(name):
+            said = f"{before},{said}"
+        # Texts that are alike are one object.
+        found[name] = known.setdefault(said, said)
     return found
 
 
+def _asked(said: str) -> Asked:
+    """Read what `passes_of` wrote."""
+    rows = (map(int, one.split(" ")) for one in said.split(",")) if said else ()
+    return {group: (None if first < 0 else first, None if hit < 0 else hit) for group, first, hit in rows}
+
+
 def lookup_results(
-    replayed: Sequence[Replayed], lives: Sequence[model.Life], passes: Passes, families: Mapping[tuple[int, str], str]
+    replayed: Sequence[Replayed],
+    lives: Sequence[model.Life],
+    passes: pl.DataFrame,
+    families: Mapping[tuple[int, str], str],
 ) -> list[LookupResult]:
     """Return one result per request and life: of its first admitted lookup, else of its last.
 
@@ -57,70 +88,104 @@ def lookup_results(
     Args:
         replayed: the lookups, in order.
         lives: the replicas' lives.
-        passes: of the groups in each lookup.
+        passes: as `passes_of` makes them.
         families: by life and request id.
 
     """
     attempts: dict[tuple[int, str], int] = {}
     chosen: dict[tuple[int, str], Replayed] = {}
     for one in replayed:
-        name = (one.row["life"], one.row["request_id"])
-        attempts[name] = attempts.get(name, 0) + one.row["attempts"]
-        if name not in chosen or not chosen[name].row["admitted"]:
+        row = one.row
+        name = (row["life"], row["request_id"])
+        before = chosen.setdefault(name, one)
+        if before is one:
+            attempts[name] = row["attempts"]
+            continue
+        attempts[name] += row["attempts"]
+        if not before.row["admitted"]:
             chosen[name] = one
-    return [
-        _result(one, lives[name[0]], attempts[name], passes, replayed, families[name]) for name, one in chosen.items()
-    ]
+    maker = _Maker(replayed, lives, _by_lookup(passes))
+    return [maker.result(one, attempts[name], families[name]) for name, one in chosen.items()]
 
 
-def _result(
-    one: Replayed,
-    life: model.Life,
-    attempts: int,
-    passes: Passes,
-    replayed: Sequence[Replayed],
-    family: str,
-) -> LookupResult:
-    row, explained = one.row, one.explained
-    prompt, hit = row["prompt_tokens"], row["hit_tokens"]
-    lost, predicted = _lost(one)
-    discarded = row["discarded_tokens"]
-    if row["admitted"] and row["admitted_tokens"] is not None:
-        discarded = max(discarded, hit - min(hit, row["admitted_tokens"]))
-    used = hit - min(hit, discarded)
-    if used < hit:
-        lost[model.DISCARDED] = hit - used
-    needed = explained.needed if explained else hit
-    states = _group_states(one, needed, passes)
-    missing = explained.missing if explained and explained.predicted < explained.needed else ()
-    reason, main = _reason(one, missing), main_class(lost)
-    facts = facts_of(one, replayed)
-    elsewhere = one.elsewhere
-    return LookupResult(
-        request_id=row["request_id"],
-        replica=life.replica,
-        life=life.index,
-        time=row["start"],
-        attempts=attempts,
-        prompt_tokens=prompt,
-        hit_tokens=used,
-        predicted_hit_tokens=predicted,
-        needed_boundary=needed,
-        lost={cls: lost[cls] for cls in sorted(lost, key=_ORDER.__getitem__) if lost[cls]},
-        limiting_groups=sorted(entry.group.index for entry in missing),
-        groups=states,
-        reason=reason,
-        cause=cause_of(main, lost, needed, states, reason, facts) if main else "",
-        producer=next((entry.refusal.request for entry in missing if entry.refusal), None),
-        intact_boundary=explained.intact if explained else None,
-        facts=facts,
-        funnel=_funnel(one, used, lost.get(model.EXTERNAL, 0)),
-        best_hit_tokens=max(elsewhere.best, used) if elsewhere else None,
-        best_replicas=elsewhere.replicas if elsewhere else (),
-        previous_turn_hit_tokens=elsewhere.previous_turn if elsewhere else None,
-        family=family,
-        ladder=[(step.cls, step.upper, step.lower) for step in explained.steps] if explained else [],
-    )
+class _Maker:
+    """Makes results. What many of them have alike they share."""
+
+    def __init__(self, replayed: Sequence[Replayed], lives: Sequence[model.Life], passes: Passes) -> None:
+        self._replayed = replayed
+        self._lives = lives
+        self._passes = passes
+        kinds: dict[Settings, int] = {}
+        settings = {one.row["life"]: one.settings for one in replayed}
+        self._alike = {life: kinds.setdefault(own, life) for life, own in settings.items()}
+        self._read: dict[str, Asked] = {}
+        self._groups: dict[tuple[Any, ...], list[GroupState]] = {}
+        self._states: dict[GroupState, GroupState] = {}
+        self._lists: dict[tuple[Any, ...], list[Any]] = {}
+        self._none = self._list(())
+
+    def _list(self, of: Iterable[Any]) -> list[Any]:
+        """Return a list that results share."""
+        key = tuple(of)
+        return self._lists.setdefault(key, list(key))
+
+    def _group_states(self, one: Replayed, needed: int) -> list[GroupState]:
+        # Of a group that the lookup does not ask nothing is needed: vLLM rebuilds what it holds.
+        asked = one.explained is not None and needed > 0
+        said = self._passes.get((one.row["life"], one.row["span_id"]), "")
+        residency = one.residency
+        key = None
+        if not (one.explained and one.explained.missing):
+            key = (self._alike[one.row["life"]], asked, said, tuple(residency.below), tuple(residency.above))
+            if known := self._groups.get(key):
+                return known
+        if (read := self._read.get(said)) is None:
+            read = self._read[said] = _asked(said)
+        found = [self._states.setdefault(state, state) for state in _group_states(one, asked, read)]
+        if key:
+            self._groups[key] = found
+        return found
+
+    def result(self, one: Replayed, attempts: int, family: str) -> LookupResult:
+        row, explained = one.row, one.explained
+        prompt, hit = row["prompt_tokens"], row["hit_tokens"]
+        lost, predicted = _lost(one)
+        discarded = row["discarded_tokens"]
+        if row["admitted"] and row["admitted_tokens"] is not None:
+            discarded = max(discarded, hit - min(hit, row["admitted_tokens"]))
+        used = hit - min(hit, discarded)
+        if used < hit:
+            lost[model.DISCARDED] = hit - used
+        needed = explained.needed if explained else hit
+        missing = explained.missing if explained and explained.predicted < explained.needed else ()
+        elsewhere = one.elsewhere
+        life = self._lives[row["life"]]
+        # In the order of the fields.
+        return LookupResult(
+            row["request_id"],
+            life.replica,
+            life.index,
+            row["start"],
+            attempts,
+            prompt,
+            used,
+            predicted,
+            needed,
+            _in_order(lost),
+            self._list(sorted(entry.group.index for entry in missing)) if missing else self._none,
+            self._group_states(one, needed),
+            _reason(one, missing),
+            made(_cause),
+            next((entry.refusal.request for entry in missing if entry.refusal), None) if missing else None,
+            explained.intact if explained else None,
+            facts_of(one, self._replayed) or self._none,
+            made(_funnel) if explained else None,
+            max(elsewhere.best, used) if elsewhere else None,
+            self._list(elsewhere.replicas) if elsewhere else (),
+            elsewhere.previous_turn if elsewhere else None,
+            family,
+            _Ladder(explained.steps) if explained and explained.steps else self._none,
+        )
 
 
 def _lost(one: Replayed) -> tuple[dict[str, int], int]:
@@ -128,14 +193,15 @@ def _lost(one: Replayed) -> tuple[dict[str, int], int]:
     row, explained = one.row, one.explained
     prompt, hit = row["prompt_tokens"], row["hit_tokens"]
     external = min(row["external_tokens"], prompt - hit)
+    steps: Sequence[Step]
     if row["skipped"] or not one.settings.prefix_caching:
         steps, predicted = [Step(model.SKIPPED, prompt, hit)], hit
     elif explained is None:
         steps, predicted = [Step(model.UNKNOWN, prompt, hit)], hit
     else:
-        steps, predicted = list(explained.steps), explained.predicted
+        steps, predicted = explained.steps, explained.predicted
         if predicted > hit:
-            steps.append(Step(model.UNEXPLAINED, predicted, hit))
+            steps = [*steps, Step(model.UNEXPLAINED, predicted, hit)]
     lost = _sum(steps, hit, hit + external)
     if predicted < hit:
         # More was hit than the evidence says: the steps between are no loss.
@@ -158,46 +224,80 @@ def _sum(steps: Iterable[Step], low: int, high: int) -> dict[str, int]:
     return lost
 
 
-def _funnel(one: Replayed, used: int, external: int) -> tuple[int, ...] | None:
-    """Return the tokens at each stage of `model.FUNNEL`; None where the ladder of the lookup is not known."""
-    if one.explained is None:
-        return None
+@lru_cache(maxsize=1 << 10)
+def _are_in_order(classes: tuple[str, ...]) -> bool:
+    places = [_ORDER[cls] for cls in classes]
+    return places == sorted(places)
+
+
+def _in_order(lost: dict[str, int]) -> dict[str, int]:
+    """Return the tokens per class in the order of the classes, without those that have none."""
+    if 0 not in lost.values() and _are_in_order(tuple(lost)):
+        return lost
+    return {cls: lost[cls] for cls in sorted(lost, key=_ORDER.__getitem__) if lost[cls]}
+
+
+class _Ladder(tuple[Any, ...]):
+    """The ladder of a lookup in less memory: where it begins, then the class and the end of each step."""
+
+    __slots__ = ()
+
+    def __new__(cls, steps: Sequence[Step]) -> "_Ladder":
+        flat: list[Any] = [steps[0].upper]
+        for step in steps:
+            flat += step.cls, step.lower
+        return super().__new__(cls, flat)
+
+    def __call__(self, owner: LookupResult) -> list[tuple[str, int, int]]:
+        return list(zip(self[1::2], self[0::2], self[2::2], strict=False))
+
+
+def _funnel(result: LookupResult) -> tuple[int, ...]:
+    """Return the tokens at each stage of `model.FUNNEL`."""
     falls = [0, 0, 0, 0]
-    for step in one.explained.steps:
-        if (stage := _STAGES.get(step.cls)) is not None:
-            falls[stage] += step.upper - step.lower
-    return (*accumulate(falls, sub, initial=one.row["prompt_tokens"]), used + external)
+    for cls, upper, lower in result.ladder:
+        if (stage := _STAGES.get(cls)) is not None:
+            falls[stage] += upper - lower
+    return (
+        *accumulate(falls, sub, initial=result.prompt_tokens), result.hit_tokens + result.lost.get(model.EXTERNAL, 0)
+    )  # fmt: skip
 
 
-def _group_states(one: Replayed, needed: int, passes: Passes) -> list[GroupState]:
-    missing: dict[int, Missing] = {}
-    if one.explained and one.explained.missing:
-        missing = {entry.group.index: entry for entry in one.explained.missing}
-    # Of a group that the lookup does not ask nothing is needed: vLLM rebuilds what it holds.
-    asked = one.settings.asked if one.explained and needed else frozenset()
-    said = passes.get((one.row["life"], one.row["span_id"]), {})
+def _cause(result: LookupResult) -> str:
+    main = main_class(result.lost)
+    if main is None:
+        return ""
+    return cause_of(main, result.lost, result.needed_boundary, result.groups, result.reason, result.facts)
+
+
+def _group_states(one: Replayed, needed: bool, said: Asked) -> Iterator[GroupState]:
+    """Yield the state of each group; `needed`: there is a boundary at which they had to have one."""
+    missing = {entry.group.index: entry for entry in one.explained.missing} if one.explained else {}
+    asked = one.settings.asked if needed else frozenset()
     residency = one.residency
-    states = []
     for group, below, above in zip(one.settings.groups, residency.below, residency.above, strict=True):
         number = group.index
         first, hit = said.get(number, _NEVER_ASKED)
         # Without a boundary that a hit could have had, there is nothing that a group could lack.
         state: model.State = "stored" if number in asked else "unknown"
-        one_state = GroupState(number, group.kind, group.block_size, first, hit or 0, below, above, state)
+        more: dict[str, Any] = {}
         if entry := missing.get(number):
-            one_state.state = entry.state
-            one_state.wanted = tuple(residency.wanted.get(number, ()))[-SHOWN_POSITIONS:]
-            one_state.unmade = tuple(residency.unmade.get(number, ()))[-SHOWN_POSITIONS:]
+            state = entry.state
+            more = {
+                "wanted": tuple(residency.wanted.get(number, ()))[-SHOWN_POSITIONS:],
+                "unmade": tuple(residency.unmade.get(number, ()))[-SHOWN_POSITIONS:],
+            }
             if entry.refusal:
-                one_state.chunk_start, one_state.chunk_end = entry.refusal.chunk_start, entry.refusal.chunk_end
-        states.append(one_state)
-    return states
+                more |= {"chunk_start": entry.refusal.chunk_start, "chunk_end": entry.refusal.chunk_end}
+        yield GroupState(number, group.kind, group.block_size, first, hit or 0, below, above, state, **more)
 
 
 def _reason(one: Replayed, missing: Sequence[Missing]) -> str:
     """Return why tokens were lost to the grid, and why the boundary shifted, separated by commas."""
     if not one.explained:
         return ""
+    if not missing:
+        return one.explained.reason
     return ",".join(filter(None, (one.explained.reason, _shift_reason(one, one.explained, missing))))
 
 

@@ -6,7 +6,7 @@ client, whom it called.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from analyzers.model import Capture, LookupResult, Routed
@@ -29,7 +29,7 @@ class _Trace:
 
 
 def with_routers(capture: Capture, results: Sequence[LookupResult]) -> list[LookupResult]:
-    """Return the results with what their routers say."""
+    """Return the results, each with what its router says."""
     if capture.usages.is_empty():
         return list(results)
     usages = capture.usages.to_dicts()
@@ -41,30 +41,26 @@ def with_routers(capture: Capture, results: Sequence[LookupResult]) -> list[Look
     counts: dict[str, int] = {}
     for row in requests.values():
         counts[row["trace_id"]] = counts.get(row["trace_id"], 0) + 1
-    found = []
     for result in results:
         own = requests.get((result.life, result.request_id))
         rows = by_trace.get(own["trace_id"], []) if own else []
         if own and rows:
             trace = _Trace(rows, counts[own["trace_id"]])
-            result = _with_router(result, trace, own["start"], callers.get(own["parent_span_id"]))
-        found.append(result)
-    return found
+            _add_router(result, trace, own["start"], callers.get(own["parent_span_id"]))
+    return list(results)
 
 
-def _with_router(result: LookupResult, trace: _Trace, start: int, caller: Mapping[str, Any] | None) -> LookupResult:
+def _add_router(result: LookupResult, trace: _Trace, start: int, caller: Mapping[str, Any] | None) -> None:
     chosen = caller if caller and caller["endpoint"] else trace.last("endpoint", start)
     endpoint = chosen["endpoint"] if chosen else (caller or {}).get("called")
     logic = trace.last("routing_logic", start) if endpoint else None
     ranks = [row["router_rank"] for row in trace.rows if row["router_rank"] is not None]
     surest = _Trace([row for row in trace.rows if ranks and row["router_rank"] == min(ranks)], trace.requests)
     seen = surest.last("router_blocks", start)
-    return replace(
-        result,
-        endpoint=endpoint,
-        routing_logic=logic["routing_logic"] if logic else "",
-        router_hit_tokens=round(seen["router_blocks"] / seen["router_keys"] * result.prompt_tokens) if seen else None,
-    )
+    result.endpoint = endpoint
+    result.routing_logic = logic["routing_logic"] if logic else ""
+    if seen:
+        result.router_hit_tokens = round(seen["router_blocks"] / seen["router_keys"] * result.prompt_tokens)
 
 
 def best_of(result: LookupResult) -> int:

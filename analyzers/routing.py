@@ -21,13 +21,14 @@ def findings(fleet: Fleet | None, results: Sequence[LookupResult], routed: Seque
 def _routing(fleet: Fleet | None, results: Sequence[LookupResult]) -> list[Finding]:
     if fleet is None or not fleet.regret_tokens:
         return []
-    worst = max(range(len(results)), key=lambda index: results[index].regret_tokens)
+    regrets = [result.regret_tokens for result in results]
+    worst = regrets.index(max(regrets))
     lookup = results[worst]
     logic: Counter[str] = Counter()
     by_class = regret_by_class(results)
-    for result in results:
+    for result, regret in zip(results, regrets, strict=True):
         if result.routing_logic:
-            logic[result.routing_logic] += result.regret_tokens
+            logic[result.routing_logic] += regret
     return [
         Finding(
             rule="routing",
@@ -45,7 +46,7 @@ def _routing(fleet: Fleet | None, results: Sequence[LookupResult]) -> list[Findi
             cause=f"{counted(lookup.hit_tokens)} were hit on {lookup.replica}; {', '.join(lookup.best_replicas)} "
             f"would have hit {number(lookup.best_hit_tokens or 0)}{_sent(lookup)}",
             severity="info",
-            replicas=sorted({result.replica for result in results if result.regret_tokens}),
+            replicas=sorted({result.replica for result, regret in zip(results, regrets, strict=True) if regret}),
         )
     ]  # fmt: skip
 
@@ -58,6 +59,8 @@ def regret_by_class(results: Sequence[LookupResult]) -> Counter[str]:
     found: Counter[str] = Counter()
     for result in results:
         left = result.regret_tokens
+        if not left:
+            continue
         others = sorted((cls for cls in result.lost if cls not in model.SERVED), key=_rank)
         for cls in others:
             taken = min(left, max(0, result.lost[cls]))

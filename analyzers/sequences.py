@@ -1,7 +1,8 @@
 """Sequences: sends of one prompt, with the earlier prompt that it grew out of, on one replica and across replicas."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -16,20 +17,24 @@ Name = tuple[int, str]
 GROWING = ("extension", "conversation")
 
 
-@dataclass
+@dataclass(slots=True)
 class _Family:
     members: list[int]
-    parent: int | None
-    shape: Shape
-    shared: int
-    known: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.known.update(self.members)
+    parent: int | None = None
+    shape: Shape = "identical"
+    shared: int = 0
+    known: set[int] | None = None
 
     def add(self, index: int) -> None:
         self.members.append(index)
-        self.known.add(index)
+        if self.known is not None:
+            self.known.add(index)
+
+    def has(self, index: int | None) -> bool:
+        """Whether it is a member. Few families are asked."""
+        if self.known is None:
+            self.known = set(self.members)
+        return index in self.known
 
 
 def sequences(replayed: Sequence[Replayed], results: Sequence[LookupResult], requests: pl.DataFrame) -> list[Sequence_]:
@@ -48,50 +53,60 @@ def sequences(replayed: Sequence[Replayed], results: Sequence[LookupResult], req
 
     """
     result_of = {(result.life, result.request_id): result for result in results}
-    sessions = {(row["life"], row["request_id"]): row["session"] for row in requests.iter_rows(named=True)}
+    named = requests.filter(pl.col("session").bin.size() > 0).select("life", "request_id", "session")
+    sessions = {(life, request): session for life, request, session in named.iter_rows()}
+    result_at = [result_of.get(_name(one)) for one in replayed]
     families: list[_Family] = []
     last_of: dict[int, _Family] = {}
     by_prompt: dict[tuple[int, int], _Family] = {}
-    for index, one in enumerate(replayed):
-        name = _name(one)
-        if name not in result_of or one.row["start"] != result_of[name].time or one.row["skipped"]:
-            continue
+    sends = [index for index, result in enumerate(result_at) if result and _is_of(replayed[index], result)]
+    for index in sends:
+        one = replayed[index]
         key = (one.row["life"], one.prompt.whole)
         if one.prompt.whole != UNKNOWN and key in by_prompt:
             family = by_prompt[key]
             family.add(index)
         else:
             family = _new_family(index, one, replayed, sessions)
-            previous = _continued(family, last_of.get(family.parent) if family.parent is not None else None)
+            previous = None
+            if family.parent is not None and (known := last_of.get(family.parent)):
+                previous = _continued(family, known)
             if previous:
                 previous.add(index)
                 family = previous
             else:
                 families.append(family)
             by_prompt[key] = family
-        for member in (index, family.parent):
-            if member is not None and not (member == family.parent and member in last_of):
-                last_of[member] = family
+        last_of[index] = family
+        if family.parent is not None:
+            last_of.setdefault(family.parent, family)
     found = []
     for family in families:
-        chosen = ([family.parent] if family.parent is not None else []) + family.members
-        rows = [result_of[name] for i in chosen if (name := _name(replayed[i])) in result_of]
-        if len(rows) > 1:
-            found.append(_sequence(family, rows, replayed[family.members[0]]))
-    return _across(replayed, result_of) + found
+        chosen = family.members if family.parent is None else [family.parent, *family.members]
+        if len(chosen) > 1:
+            rows = [result for index in chosen if (result := result_at[index])]
+            if len(rows) > 1:
+                found.append(_sequence(family, rows, replayed[family.members[0]]))
+    return _across([(replayed[index].prompt.whole, result_at[index]) for index in sends]) + found
+
+
+def _is_of(one: Replayed, result: LookupResult) -> bool:
+    """Whether a lookup is the one that the result of its request is of."""
+    row = one.row
+    return bool(row["start"] == result.time and not row["skipped"])
 
 
 def _name(one: Replayed) -> Name:
     return one.row["life"], one.row["request_id"]
 
 
-def _across(replayed: Sequence[Replayed], result_of: Mapping[Name, LookupResult]) -> list[Sequence_]:
-    """Return the sends of one prompt to several replicas."""
+def _across(every: Sequence[tuple[int, LookupResult | None]]) -> list[Sequence_]:
+    """Return the sends of one prompt to several replicas, of all sends: what identifies the prompt, and the result."""
+    times = Counter(whole for whole, _ in every)
     sends: dict[int, list[LookupResult]] = {}
-    for one in replayed:
-        result = result_of.get(_name(one))
-        if result and one.prompt.whole != UNKNOWN and one.row["start"] == result.time and not one.row["skipped"]:
-            sends.setdefault(one.prompt.whole, []).append(result)
+    for whole, result in every:
+        if result and whole != UNKNOWN and times[whole] > 1:
+            sends.setdefault(whole, []).append(result)
     found = []
     for rows in sends.values():
         replicas = [row.replica for row in rows]
@@ -127,10 +142,10 @@ def _once_per_replica(rows: Sequence[LookupResult]) -> bool:
 def _new_family(index: int, one: Replayed, replayed: Sequence[Replayed], sessions: Mapping[Name, bytes]) -> _Family:
     relative = one.relative
     if relative is None or one.shared < one.settings.alignment:
-        return _Family([index], None, "identical", 0)
+        return _Family([index])
     other = replayed[relative]
     if other.row["life"] != one.row["life"] or other.row["request_id"] == one.row["request_id"]:
-        return _Family([index], None, "identical", 0)
+        return _Family([index])
     longer = one.prompt.tokens > other.prompt.tokens and one.shared >= last_mark(other.prompt, other.settings)
     if not longer:
         return _Family([index], relative, "divergence", one.shared)
@@ -139,18 +154,14 @@ def _new_family(index: int, one: Replayed, replayed: Sequence[Replayed], session
     return _Family([index], relative, "conversation" if talks else "extension", one.shared)
 
 
-def _continued(family: _Family, known: _Family | None) -> _Family | None:
+def _continued(family: _Family, known: _Family) -> _Family | None:
     """Return the family of the parent, `known`, where `family` goes on with it; None: it is one of its own."""
-    if known is None:
-        return None
     if known.shape in GROWING and family.shape in GROWING and known.members[-1] == family.parent:
         if family.shape == "conversation":
             known.shape = "conversation"
         return known
-    siblings = family.parent in known.known or family.parent == known.parent
-    if known.shape == family.shape == "divergence" and known.shared == family.shared and siblings:
-        return known
-    return None
+    alike = known.shape == family.shape == "divergence" and known.shared == family.shared
+    return known if alike and (family.parent == known.parent or known.has(family.parent)) else None
 
 
 def _sequence(family: _Family, rows: Sequence[LookupResult], first: Replayed) -> Sequence_:

@@ -1,8 +1,9 @@
 """How fast replicas prefill and decode, as the capture's own steps show it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import polars as pl
 
 from analyzers.model import Range
@@ -19,12 +20,12 @@ class Measured:
     `tokens` and `seconds` begin with 0: the sums over the first 0, 1, 2, ... steps.
     """
 
-    tokens: pl.Series
-    seconds: pl.Series
+    tokens: np.typing.NDArray[np.float64]
+    seconds: np.typing.NDArray[np.float64]
 
     def fastest(self, tokens: float) -> float:
         """Return the least seconds that so many of the tokens can have taken: those of the fastest steps."""
-        place = self.tokens.search_sorted(tokens, "left")
+        place = int(np.searchsorted(self.tokens, tokens, "left"))
         if place == 0:
             return 0.0
         if place == len(self.tokens):
@@ -54,14 +55,15 @@ class Speed:
 def speeds(steps: pl.DataFrame) -> dict[int, Speed]:
     """Return the speed of each life in `Capture.steps`."""
     found: dict[int, Speed] = {}
-    timed = steps.filter(pl.col("execute_duration") > 0)
-    for life in timed["life"].unique(maintain_order=True).to_list():
-        rows = timed.filter(pl.col("life") == life)
+    timed = steps.filter(pl.col("execute_duration") > 0).select(
+        "life", "prefill_tokens", "decode_tokens", "running_requests", "execute_duration"
+    )
+    for rows in timed.partition_by("life", maintain_order=True):
         decoding = rows.filter(pl.col("prefill_tokens") == 0, pl.col("decode_tokens") > 0)
-        running = sorted(decoding["running_requests"].to_list() or [1])
+        running = decoding["running_requests"].sort()
+        usual = int(running[len(running) // 2]) if len(running) else 1
         prefill, measured = _prefill(rows.filter(pl.col("prefill_tokens") > 0))
-        decode_step = _range(decoding["execute_duration"].to_list())
-        found[life] = Speed(prefill, decode_step, running[len(running) // 2], measured)
+        found[int(rows["life"][0])] = Speed(prefill, _range(decoding["execute_duration"]), usual, measured)
     return found
 
 
@@ -107,12 +109,13 @@ def _prefill(rows: pl.DataFrame) -> tuple[Range | None, Measured | None]:
     rates = largest["tokens"] / largest["seconds"]
     fast, slow = (int(reached.search_sorted(share * reached[-1], "left")) for share in (0.1, 0.9))
     sums = pl.concat([pl.DataFrame({"tokens": [0.0], "seconds": [0.0]}), rows.select(pl.all().cum_sum())])
-    return (float(rates[slow]), float(rates[fast])), Measured(sums["tokens"], sums["seconds"])
+    measured = Measured(sums["tokens"].to_numpy(), sums["seconds"].to_numpy())
+    return (float(rates[slow]), float(rates[fast])), measured
 
 
-def _range(values: Sequence[float]) -> Range | None:
-    if len(values) < LEAST_STEPS:
-        return (min(values), max(values)) if values else None
-    ordered = sorted(values)
-    tenth = len(ordered) // 10
-    return ordered[tenth], ordered[-1 - tenth]
+def _range(values: pl.Series) -> Range | None:
+    if values.is_empty():
+        return None
+    ordered = values.sort()
+    tenth = len(ordered) // 10 if len(ordered) >= LEAST_STEPS else 0
+    return float(ordered[tenth]), float(ordered[-1 - tenth])

@@ -15,6 +15,8 @@ from analyzers.cli.says import StatusLine, quiet_option, say, say_notes
 from otel_cache.errors import UsageError
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from analyzers.choice import Choice
     from analyzers.model import Analysis, Capture
     from analyzers.readers.tally import Progress
@@ -90,14 +92,19 @@ def command(
         from analyzers.analysis import analyze
 
         line.show(f"explaining {capture.lookups.height:,} lookups", now=True)
-        analysis = analyze(capture, _choice(capture, since, until, replica, family))
+        choice = _choice(capture, since, until, replica, family)
+        times, notes = capture.lookups["start"], capture.notes
+        # Nothing here holds on to the capture, so that its memory is free for what the analysis makes of it.
+        given = [capture]
+        del capture
+        analysis = analyze(given.pop(), choice)
         if not analysis.lookups:
-            none = nothing_chosen(capture, {"since": since, "until": until, "replica": replica, "family": family})
+            none = nothing_chosen(times, {"since": since, "until": until, "replica": replica, "family": family})
             if failing:
                 raise UsageError(f"{none}. --fail-on has nothing to judge, which is no pass")
         line.show("writing the report", now=True)
         report = _render(analysis, form, lookups, output, top)
-    say_notes(capture.notes)
+    say_notes(notes)
     if not analysis.lookups:
         say(f"note: {none}")
     _write(report, output)
@@ -220,9 +227,11 @@ def _choice(
     return Choice(first, last, replica, family)
 
 
-def nothing_chosen(capture: "Capture", options: Mapping[str, str | None]) -> str:
-    """Say that no lookup is reported, and why: there is none, or when those are that `options` leave out."""
-    times = capture.lookups["start"]
+def nothing_chosen(times: "pl.Series", options: Mapping[str, str | None]) -> str:
+    """Say that no lookup is reported, and why: there is none, or when those are that `options` leave out.
+
+    `times` are the starts of all lookups of the capture, ns since the epoch.
+    """
     if times.is_empty():
         return "the capture has no lookup"
     first, last = (_clock(time) for time in (times.min(), times.max()))

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 
+from analyzers.memory import give_back
 from analyzers.model import Capture
 from analyzers.readers.beside import read_all
 from analyzers.readers.frames import CaptureBuilder
@@ -35,7 +36,9 @@ def open_capture(
     sources = find_sources([paths] if isinstance(paths, str | os.PathLike) else paths, tally)
     for batch, where in read_all(sources, tally, progress, cache=cache):
         builder.add(batch, where)
+    give_back()
     capture = builder.build()
+    give_back()
     if not capture.spans:
         raise _nothing_of_ours([source.label for source in sources], tally)
     return capture
