@@ -10,7 +10,6 @@ As a library (docs/library.md has every column and unit):
 """
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
     from analyzers.model import Analysis, Capture
     from analyzers.readers import convert, open_capture
     from analyzers.reporters.lookup_frame import lookup_frame
-
-# The allocator of polars, which reads this when it is loaded, else keeps what was freed as memory of this process.
-os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:100,muzzy_decay_ms:0")
 
 __all__ = ["Analysis", "Capture", "Choice", "analyze", "convert", "lookup_frame", "open_capture"]
 

@@ -56,6 +56,9 @@ def whole(path: str) -> Callable[[], int]:
 
 def analysis(path: str) -> dict[str, float]:
     """Read and analyze as `otel-cache analyze` does; how long either took."""
+    from analyzers.memory import give_back_early
+
+    give_back_early()
     from analyzers.analysis import analyze
     from analyzers.readers import open_capture
 

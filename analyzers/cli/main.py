@@ -35,6 +35,7 @@ VERBS = {
     "sidecar": "Run the process that builds spans and exports them.",
     "worksheet": "Compute on which boundary a prompt's repeats can hit.",
 }
+READ_CAPTURES = frozenset({"analyze", "check", "convert", "diff", "explain"})
 INTERRUPTED = 130
 NOBODY_READS = 141
 KILLED = 128
@@ -53,6 +54,10 @@ class _Verbs(SuggestingGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
+        if cmd_name in READ_CAPTURES:
+            from analyzers.memory import give_back_early
+
+            give_back_early()
         command = importlib.import_module(f"analyzers.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
