@@ -5,6 +5,7 @@ made once, into `otel-cache/bench` below `XDG_CACHE_HOME`.
 """
 
 import hashlib
+import inspect
 import json
 import os
 import random
@@ -18,7 +19,7 @@ import numpy as np
 from google.protobuf import json_format
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from analyzers.readers import convert, typed_parquet
+from analyzers.readers import convert, typed_parquet, typed_writer
 from analyzers.vllm_lab.run import LabWorker
 from analyzers.vllm_lab.workload import load_workload
 
@@ -66,7 +67,9 @@ def capture(spans: int, forms: Sequence[str] = ("json", "protobuf", "parquet", "
         for form, ending in (("json", ".jsonl"), ("protobuf", ".pb"), ("parquet", ".parquet"))
     }
     # As this version writes it.
-    version = hashlib.sha256(repr((typed_parquet.SCHEMA, typed_parquet.ROW_GROUP)).encode()).hexdigest()[:8]
+    version = hashlib.sha256(
+        repr((typed_parquet.SCHEMA, typed_parquet.ROW_GROUP, inspect.getsource(typed_writer))).encode()
+    ).hexdigest()[:8]
     paths["parquet"] = paths["parquet"].with_suffix(f".{version}.parquet")
     paths["shared"] = begun.with_name(f"{begun.name.split('.')[0]}-{spans}.jsonl")
     makers = {

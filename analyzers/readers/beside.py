@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from analyzers.readers import typed_parquet
+from analyzers.readers import typed_parquet, typed_writer
 from analyzers.readers.batches import read_batches
 from analyzers.readers.columns import Batch
 from analyzers.readers.sources import Source
@@ -61,7 +61,7 @@ def read_kept(source: Source, tally: Tally) -> Iterator[tuple[Batch, str]]:
         yield from ((batch, "row") for batch in typed_parquet.read(kept, source.label))
         return
     try:
-        typed_parquet.write((batch for batch, _ in read_batches(source)), str(kept), stamp)
+        typed_writer.write((batch for batch, _ in read_batches(source)), str(kept), stamp)
     except UsageError as error:
         tally.note(FILE, f"{source.label}: nothing is kept beside it, so it is read whole each time ({error})")
         yield from read_batches(source)

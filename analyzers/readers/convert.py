@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 
-from analyzers.readers import typed_parquet
+from analyzers.readers import typed_writer
 from analyzers.readers.beside import read_all
 from analyzers.readers.columns import Batch
 from analyzers.readers.object_storage import is_address
@@ -35,4 +35,4 @@ def convert(
             tally.add(batch.tally)
             yield batch
 
-    return typed_parquet.write(batches(), output), tally.notes()
+    return typed_writer.write(batches(), output), tally.notes()

@@ -71,9 +71,7 @@ def test_rows_may_stand_in_any_order(typed: Path, monkeypatch: pytest.MonkeyPatc
     metadata = notes_of(typed)
     for piece in (5, typed_parquet.PIECE_ROWS):
         monkeypatch.setattr(typed_parquet, "PIECE_ROWS", piece)
-        for together in (0, typed_parquet.MANY_RUNS):
-            monkeypatch.setattr(typed_parquet, "MANY_RUNS", together)
-            assert_read_as(typed, pl.read_parquet(typed).sample(fraction=1, shuffle=True), metadata)
+        assert_read_as(typed, pl.read_parquet(typed).sample(fraction=1, shuffle=True), metadata)
 
 
 def renamed(notes: Notes) -> None:
