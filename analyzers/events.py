@@ -14,6 +14,8 @@ _EVICTED = (
     "start", "group", "reset", "fingerprints", "keys", "evictor_request_id", "evictor_groups", "reason",
 )  # fmt: skip
 ROWS_AT_A_TIME = 20_000
+LOOKUP, STORE, EVICT = range(3)
+"""Kinds of events."""
 _LOOKUP_LEAVES_OUT = ("end", "trace_id", "parent_span_id")
 
 
@@ -64,7 +66,7 @@ class Timeline(NamedTuple):
     """The evidence in time.
 
     Attributes:
-        order: an event per row: `time` (ns), `life`, `kind` (0: lookup, 1: store, 2: evict), `index` of the row in its
+        order: an event per row: `time` (ns), `life`, `kind` (`LOOKUP`, `STORE` or `EVICT`), `index` of the row in its
             frame, `sequence`, `number`, `missing`. Each life is in the order of its records, the lives by time.
         stores: what events need of `Capture.stores`, the rows of a span that differ in their group only as one:
             `groups` list[i32].
@@ -106,21 +108,46 @@ def _joined(stores: pl.DataFrame) -> pl.DataFrame:
 
 def events_of(line: Timeline, capture: model.Capture) -> Iterator[Event]:
     """Yield the events of `capture` in time."""
-    order = line.order
-    frames = (
-        capture.lookups.drop(_LOOKUP_LEAVES_OUT, strict=False), line.stores.select(_STORED),
-        capture.evicts.select(_EVICTED),
-    )  # fmt: skip
-    lookups, stores, evicts = (
-        in_order(frame, order.filter(pl.col("kind") == kind)["index"]) for kind, frame in enumerate(frames)
-    )
-    rows: tuple[Iterator[LookupRow | Stored | Evicted], ...] = (
-        (row for each in lookups for row in each.iter_rows(named=True)),
-        (Stored._make(row) for each in stores for row in each.iter_rows()),
-        (Evicted._make(row) for each in evicts for row in each.iter_rows()),
-    )
-    for time, life, kind, sequence, missing in order.select("time", "life", "kind", "sequence", "missing").iter_rows():
-        yield Event(time, life, next(rows[kind]), sequence, missing)
+    return merged(line, (lookups_of(line, capture), stored_of(line), evicted_of(line, capture)))
+
+
+def merged(line: Timeline, rows: Sequence[Iterator[Any]]) -> Iterator[Event]:
+    """Yield the events of a timeline, given what its lookups, its stores and its evicts say, each in its order."""
+    following = tuple(each.__next__ for each in rows)
+    for part in line.order.select("time", "life", "kind", "sequence", "missing").iter_slices(ROWS_AT_A_TIME):
+        for time, life, kind, sequence, missing in rows_of(part):
+            yield Event(time, life, following[kind](), sequence, missing)
+
+
+def lookups_of(line: Timeline, capture: model.Capture) -> Iterator[LookupRow]:
+    """Yield the lookups of a timeline, in time."""
+    frame = capture.lookups.drop(_LOOKUP_LEAVES_OUT, strict=False)
+    columns = frame.columns
+    for part in in_order(frame, of_kind(line, LOOKUP)):
+        for row in rows_of(part):
+            yield dict(zip(columns, row, strict=True))
+
+
+def stored_of(line: Timeline) -> Iterator[Stored]:
+    """Yield what the stores of a timeline say, in time."""
+    for part in in_order(line.stores.select(_STORED), of_kind(line, STORE)):
+        yield from map(Stored._make, rows_of(part))
+
+
+def evicted_of(line: Timeline, capture: model.Capture) -> Iterator[Evicted]:
+    """Yield what the evicts of a timeline say, in time."""
+    for part in in_order(capture.evicts.select(_EVICTED), of_kind(line, EVICT)):
+        yield from map(Evicted._make, rows_of(part))
+
+
+def of_kind(line: Timeline, kind: int) -> pl.Series:
+    """Return which rows of its frame the events of a kind are, in time."""
+    return line.order.filter(pl.col("kind") == kind)["index"]
+
+
+def rows_of(frame: pl.DataFrame) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of `frame`, column by column made objects: half the work of making them row by row."""
+    return zip(*(column.to_list() for column in frame.iter_columns()), strict=True)
 
 
 def in_order(frame: pl.DataFrame, order: pl.Series) -> Iterator[pl.DataFrame]:
@@ -183,8 +210,6 @@ class Holes:
 
     def pass_by(self, event: Event) -> None:
         """Note the holes of a life up to `event`."""
-        if not self.any:
-            return
         life = event.life
         if event.missing:
             self._found[life] = True

@@ -116,7 +116,8 @@ class Replay:
         for event in events_of(line, self._capture):
             if event.life in ends:
                 self._begin(event.life, ends.pop(event.life), event.time)
-            self._holes.pass_by(event)
+            if self._holes.any:
+                self._holes.pass_by(event)
             row = event.row
             if isinstance(row, Stored):
                 self._store(event.life, row)

@@ -1,7 +1,6 @@
 """What one life of a replica holds, group by group, as its stores and evictions say; and what became of the rest."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -40,26 +39,32 @@ class Loss(NamedTuple):
     taker: int | None = None
 
 
-@dataclass
 class GroupResidency:
-    """One group: identities held now, ever held, refused, and lost.
+    """One group: identities held now, refused, and lost.
 
-    `stored` counts the keys that were registered, `peak` those held at once at the most, `forgotten` those of `ever`
-    that are in it no more.
+    `stored` counts the keys that were registered, `peak` those held at once at the most, `forgotten` those once held
+    that are in `held` and `lost` no more.
     """
 
-    held: set[int] = field(default_factory=set)
-    ever: set[int] = field(default_factory=set)
-    refused: dict[int, Refusal] = field(default_factory=dict)
-    lost: dict[int, Loss] = field(default_factory=dict)
-    stored: int = 0
-    peak: int = 0
-    forgotten: int = 0
+    __slots__ = ("forgotten", "held", "lost", "peak", "refused", "stored")
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+        self.refused: dict[int, Refusal] = {}
+        self.lost: dict[int, Loss] = {}
+        self.stored = 0
+        self.peak = 0
+        self.forgotten = 0
+
+    @property
+    def ever(self) -> set[int]:
+        """Identities ever held, as far as they are remembered: what is held no more was lost."""
+        return self.held.union(self.lost)
 
     @property
     def distinct(self) -> int:
-        """Identities ever held, those of a life that is over included."""
-        return len(self.ever) + self.forgotten
+        """How many identities were ever held, those of a life that is over included."""
+        return len(self.held) + len(self.lost) + self.forgotten
 
 
 class Residency:
@@ -94,7 +99,7 @@ class Residency:
 
     def store(self, row: Stored, chain: Chain) -> None:
         """Apply what a store says of some groups, the prompt of whose request is `chain`."""
-        stored = self._named(row.stored, chain)
+        stored = self._named(row.stored, chain) if row.stored else ()
         if stored:
             self._used.update(dict.fromkeys(stored, row.start))
         refused: list[dict[int, Refusal]] | None = None
@@ -135,14 +140,15 @@ class Residency:
         if keys := row.keys:
             width = FINGERPRINT_BYTES
             gone = [each ^ mix_of(keys[width * i : width * (i + 1)]) for i, each in enumerate(gone)]
-        takers = takers_of(row.evictor_groups, len(gone))
-        before = len(group.held)
-        group.held.difference_update(gone[: len(takers)])
-        self._held += len(group.held) - before
-        ever, lost, used = group.ever, group.lost, self._used
-        for identity, taker in zip(gone, takers, strict=False):
-            if identity in ever:
-                lost[identity] = Loss(time, evictor, reason, used.get(identity, 0), taker)
+        held, lost, used = group.held, group.lost, self._used
+        before = len(held)
+        for identity, taker in zip(gone, takers_of(row.evictor_groups, len(gone)), strict=False):
+            if identity in held:
+                held.remove(identity)
+            elif identity not in lost:
+                continue
+            lost[identity] = Loss(time, evictor, reason, used.get(identity, 0), taker)
+        self._held += len(held) - before
 
     def unmade(self, group: int, request: str) -> set[int]:
         """Return the positions (tokens) that the mask wanted of `request` in `group`, and where no state was made."""
@@ -160,7 +166,8 @@ class Residency:
 
     def use(self, chain: Chain, tokens: int, time: int) -> None:
         """Note that a request hit the first `tokens` of `chain` at `time` (ns)."""
-        self._used.update(dict.fromkeys(chain[: tokens // self.settings.hash_block], time))
+        if tokens:
+            self._used.update(dict.fromkeys(chain[: tokens // self.settings.hash_block], time))
 
     def clear(self, time: int) -> None:
         """Drop everything at `time` (ns): the cache was cleared, or this life is over."""
@@ -179,27 +186,30 @@ class Residency:
         for group, dense in zip(self.groups, self._dense, strict=True):
             group.refused.clear()
             if not dense:
+                group.forgotten = group.distinct
                 group.lost.clear()
-                group.forgotten = len(group.ever)
-                group.ever.clear()
 
     def _hold(self, group: GroupResidency, stored: Sequence[int]) -> None:
-        before = len(group.held)
-        known = len(group.ever)
-        group.held.update(stored)
-        group.ever.update(stored)
+        held = group.held
+        before = len(held)
+        if len(stored) == 1:
+            (identity,) = stored
+            held.add(identity)
+            group.refused.pop(identity, None)
+            group.lost.pop(identity, None)
+        else:
+            held.update(stored)
+            _forget(group.refused, stored)
+            _forget(group.lost, stored)
         group.stored += len(stored)
-        held = len(group.held)
-        if held > before:
-            self._held += held - before
-            if held > group.peak:
-                group.peak = held
+        now = len(held)
+        if now > before:
+            self._held += now - before
+            if now > group.peak:
+                group.peak = now
             if self._held > self._most:
                 self._most = self._held
                 self.peak = [len(each.held) for each in self.groups]
-        _forget(group.refused, stored)
-        if known != len(group.ever) - len(stored):
-            _forget(group.lost, stored)
 
     def _refusals(self, row: Stored, chain: Chain) -> list[dict[int, Refusal]]:
         """Return what was refused, by state: `masked` first."""
@@ -212,8 +222,6 @@ class Residency:
 
     def _named(self, text: str, chain: Chain) -> list[int]:
         """Return the identities of the positions in `text` that are named, in their order."""
-        if not text:
-            return []
         slices = _slices(text, self.settings.hash_block)
         found = chain[slices[0]] if len(slices) == 1 else [each for one in slices for each in chain[one]]
         return [identity for identity in found if identity != UNKNOWN] if UNKNOWN in found else found
