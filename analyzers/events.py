@@ -108,15 +108,15 @@ def _joined(stores: pl.DataFrame) -> pl.DataFrame:
 
 def events_of(line: Timeline, capture: model.Capture) -> Iterator[Event]:
     """Yield the events of `capture` in time."""
-    return merged(line, (lookups_of(line, capture), stored_of(line), evicted_of(line, capture)))
+    rows = (lookups_of(line, capture), stored_of(line), evicted_of(line, capture))
+    for time, life, kind, sequence, missing in happenings(line):
+        yield Event(time, life, next(rows[kind]), sequence, missing)
 
 
-def merged(line: Timeline, rows: Sequence[Iterator[Any]]) -> Iterator[Event]:
-    """Yield the events of a timeline, given what its lookups, its stores and its evicts say, each in its order."""
-    following = tuple(each.__next__ for each in rows)
+def happenings(line: Timeline) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield of each event its time (ns), its life, its kind, its sequence number, and how many were missing then."""
     for part in line.order.select("time", "life", "kind", "sequence", "missing").iter_slices(ROWS_AT_A_TIME):
-        for time, life, kind, sequence, missing in rows_of(part):
-            yield Event(time, life, following[kind](), sequence, missing)
+        yield from rows_of(part)
 
 
 def lookups_of(line: Timeline, capture: model.Capture) -> Iterator[LookupRow]:
@@ -208,12 +208,11 @@ class Holes:
             self._ever[life] |= bool(self._gaps[life])
         self.any = any(self._ever)
 
-    def pass_by(self, event: Event) -> None:
-        """Note the holes of a life up to `event`."""
-        life = event.life
-        if event.missing:
+    def pass_by(self, life: int, sequence: int, missing: int) -> None:
+        """Note the holes of a life up to an event."""
+        if missing:
             self._found[life] = True
-        while self._gaps[life] and self._gaps[life][0] <= event.sequence:
+        while self._gaps[life] and self._gaps[life][0] <= sequence:
             self._gaps[life].pop(0)
             self._found[life] = True
 

@@ -56,7 +56,7 @@ class Caches:
             self.past.append((time, cache))
             for group in cache.settings.dense_groups:
                 lost = cache.groups[group.index].lost
-                gone = (identity for identity, loss in lost.items() if loss.reason != "reset")
+                gone = (identity for identity, (_, _, reason, *_) in lost.items() if reason != "reset")
                 self.evicted.setdefault(group.block_size, set()).update(gone)
         cache.finish(time)
 
@@ -93,25 +93,31 @@ class FleetViews:
         return self._here if cache is self._here.residency else View(cache, self._here.chain, self._here.shared)
 
     @property
-    def living(self) -> list[View]:
-        """The views of the caches that can hold something."""
+    def holding(self) -> list[View]:
+        """The views of the caches that may hold something of the prompt from the start."""
         if self._views is None:
-            self._views = [*map(self._view, self._caches.living), *self._others]
+            chain = self._here.chain
+            caches = (cache for cache in self._caches.living if cache.may_begin(chain))
+            self._views = [*map(self._view, caches), *self._others]
         return self._views
 
     def lost(self, position: int) -> Lost | None:
         """Return what all replicas lost of the first dense block beyond `position` (tokens), in lives past or not."""
         last: Lost | None = None
         reset = not self._evicted_before(position)
-        for view in self.living:
-            if lost := lost_by(view.residency, view.chain, position):
+        chain = self._here.chain
+        named = [(cache, chain) for cache in self._caches.living]
+        if self._others:
+            named += [(view.residency, view.chain) for view in self._others]
+        for cache, as_named in named:
+            if lost := lost_by(cache, as_named, position):
                 reset = reset and lost.reset
                 if last is None or lost.loss.time > last.loss.time:
                     last = lost
-        for end, residency in reversed(self._caches.past):
+        for end, cache in reversed(self._caches.past):
             if last and last.loss.time >= end:
                 break
-            lost = lost_by(residency, self._here.chain, position)
+            lost = lost_by(cache, chain, position)
             if lost and (last is None or lost.loss.time > last.loss.time):
                 last = lost
         return last._replace(reset=reset) if last else None
@@ -139,12 +145,13 @@ class FleetViews:
         if self._first:
             yield self._view(self._first)
         yield from self._others
-        yield from map(self._view, self._caches.members)
+        chain = self._here.chain
+        yield from (self._view(cache) for cache in self._caches.members if cache.may_have_begun(chain))
 
     def held(self, limit: int) -> int:
         """Return how much of the prompt one of the caches holds, at most `limit` tokens."""
         best = 0
-        for view in self.living:
+        for view in self.holding:
             best = max(best, view.prefix(limit))
             if best >= limit:
                 break
@@ -152,4 +159,4 @@ class FleetViews:
 
     def holders(self, limit: int, most: int) -> list[str]:
         """Return the replicas that hold `most` of the first `limit` tokens, by name."""
-        return sorted({view.residency.replica for view in self.living if view.prefix(limit) == min(limit, most)})
+        return sorted({view.residency.replica for view in self.holding if view.prefix(limit) == min(limit, most)})

@@ -43,7 +43,7 @@ def find_missing(here: View, boundary: int, intact: bool = False) -> list[Missin
         refusals = [r for identity in lacking if (r := residency.refused.get(identity))]
         never = next((r for r in refusals if r.state == "not_materialized"), None)
         masked = next((r for r in refusals if r.state == "masked"), None)
-        loss = next((x for identity in lacking if (x := residency.lost.get(identity))), None)
+        loss = next((x for identity in lacking if (x := residency.loss(identity))), None)
         if intact and loss:
             never = masked = None
         if group.dense:

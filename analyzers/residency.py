@@ -40,7 +40,7 @@ class Loss(NamedTuple):
 
 
 class GroupResidency:
-    """One group: identities held now, refused, and lost.
+    """One group: identities held now, refused, and lost: what `loss` returns, as a plain tuple.
 
     `stored` counts the keys that were registered, `peak` those held at once at the most, `forgotten` those once held
     that are in `held` and `lost` no more.
@@ -51,7 +51,7 @@ class GroupResidency:
     def __init__(self) -> None:
         self.held: set[int] = set()
         self.refused: dict[int, Refusal] = {}
-        self.lost: dict[int, Loss] = {}
+        self.lost: dict[int, tuple[int, str, str, int, int | None]] = {}
         self.stored = 0
         self.peak = 0
         self.forgotten = 0
@@ -60,6 +60,15 @@ class GroupResidency:
     def ever(self) -> set[int]:
         """Identities ever held, as far as they are remembered: what is held no more was lost."""
         return self.held.union(self.lost)
+
+    def has_had(self, identity: int) -> bool:
+        """Whether it holds an identity or lost it."""
+        return identity in self.held or identity in self.lost
+
+    def loss(self, identity: int) -> Loss | None:
+        """Return what became of an identity; None: it is held, or never was, or that is forgotten."""
+        lost = self.lost.get(identity)
+        return Loss(*lost) if lost else None
 
     @property
     def distinct(self) -> int:
@@ -96,12 +105,24 @@ class Residency:
         self._dense = [group.dense for group in settings.groups]
         self._held = 0
         self._most = 0
+        # Where a hit is made of whole blocks, one without the first is none.
+        whole = all(
+            group.block_size <= settings.alignment or group.block_size % settings.alignment
+            for group in settings.dense_groups
+        )
+        self._first = [
+            (group.block_size // settings.hash_block - 1, self.groups[group.index])
+            for group in settings.dense_groups if whole
+        ]  # fmt: skip
 
     def store(self, row: Stored, chain: Chain) -> None:
         """Apply what a store says of some groups, the prompt of whose request is `chain`."""
         stored = self._named(row.stored, chain) if row.stored else ()
         if stored:
-            self._used.update(dict.fromkeys(stored, row.start))
+            if len(stored) == 1:
+                self._used[stored[0]] = row.start
+            else:
+                self._used.update(dict.fromkeys(stored, row.start))
         refused: list[dict[int, Refusal]] | None = None
         sparse = []
         for number in row.groups:
@@ -117,7 +138,10 @@ class Residency:
             if refused is None:
                 refused = self._refusals(row, chain)
             for each in refused:
-                _refuse(group, each)
+                if group.held.isdisjoint(each) and group.refused.keys().isdisjoint(each):
+                    group.refused.update(each)
+                else:
+                    _refuse(group, each)
         if refused is None:
             return
         if row.stored or row.wanted:
@@ -140,15 +164,23 @@ class Residency:
         if keys := row.keys:
             width = FINGERPRINT_BYTES
             gone = [each ^ mix_of(keys[width * i : width * (i + 1)]) for i, each in enumerate(gone)]
-        held, lost, used = group.held, group.lost, self._used
+        held, lost, used = group.held, group.lost, self._used.get
         before = len(held)
         for identity, taker in zip(gone, takers_of(row.evictor_groups, len(gone)), strict=False):
             if identity in held:
                 held.remove(identity)
             elif identity not in lost:
                 continue
-            lost[identity] = Loss(time, evictor, reason, used.get(identity, 0), taker)
+            lost[identity] = (time, evictor, reason, used(identity, 0), taker)
         self._held += len(held) - before
+
+    def may_begin(self, chain: Chain) -> bool:
+        """Whether it may hold something of `chain` from the start; False: it lacks the first block."""
+        return all(index < len(chain) and chain[index] in group.held for index, group in self._first)
+
+    def may_have_begun(self, chain: Chain) -> bool:
+        """Whether it may have held something of `chain` from the start."""
+        return all(index < len(chain) and group.has_had(chain[index]) for index, group in self._first)
 
     def unmade(self, group: int, request: str) -> set[int]:
         """Return the positions (tokens) that the mask wanted of `request` in `group`, and where no state was made."""
@@ -171,7 +203,7 @@ class Residency:
 
     def clear(self, time: int) -> None:
         """Drop everything at `time` (ns): the cache was cleared, or this life is over."""
-        loss = Loss(time, "", "reset")
+        loss = (time, "", "reset", 0, None)
         for group in self.groups:
             group.lost.update(dict.fromkeys(group.held, loss))
             group.held.clear()
@@ -245,16 +277,12 @@ def _slices(text: str, unit: int) -> tuple[slice, ...]:
 
 def _refuse(group: GroupResidency, refused: dict[int, Refusal]) -> None:
     known, held = group.refused, group.held
-    if not held.isdisjoint(refused):
-        refused = {identity: refusal for identity, refusal in refused.items() if identity not in held}
-    if not known.keys().isdisjoint(refused):
+    for identity, refusal in refused.items():
         # A state that was computed once and refused says more than one that another request never made.
-        refused = {
-            identity: refusal
-            for identity, refusal in refused.items()
-            if refusal.state == "masked" or identity not in known or known[identity].state != "masked"
-        }
-    known.update(refused)
+        if identity not in held and (
+            refusal.state == "masked" or (before := known.get(identity)) is None or before.state != "masked"
+        ):
+            known[identity] = refusal
 
 
 def _forget(known: dict[int, Any], identities: Sequence[int]) -> None:

@@ -33,16 +33,17 @@ class View:
 
         Without dense groups: how much of it was computed here.
         """
-        limit = min(limit, self.shared)
+        if limit > self.shared:
+            limit = self.shared
         if not self.residency.settings.dense_groups:
             return last_of(self.chain, self.residency.computed, limit // self.unit, 1) * self.unit
         if ever:
             if self._ever is None:
-                self._ever = self._reached(self._leading_ever, _has_had)
+                self._ever = self._reached(self._leading_ever, GroupResidency.has_had)
             return min(limit, self._ever)
-        if self._held is None:
-            self._held = self._reached(self.leading, _has)
-        return min(limit, self._held)
+        if (held := self._held) is None:
+            held = self._held = self._reached(self.leading, _has)
+        return held if held < limit else limit
 
     def _reached(
         self, leading: Callable[[Group], int], has: Callable[[GroupResidency, int], bool]
@@ -69,6 +70,8 @@ class View:
         step = group.block_size // self.unit
         blocks = self.chain if step == 1 else self.chain[step - 1 :: step]
         residency = self.residency.groups[group.index]
+        if not blocks or not residency.has_had(blocks[0]):
+            return 0
         never = set(blocks).difference(residency.held).difference(residency.lost)
         return indexOf(map(never.__contains__, blocks), True) if never else len(blocks)
 
@@ -116,12 +119,28 @@ class View:
             return None
         return (first + indexOf(map(held.__contains__, beyond), True) + 1) * self.unit
 
+    def neighbours(self, position: int) -> tuple[Sequence[int | None], Sequence[int | None]]:
+        """Return `stored_below` and `stored_above` of every group."""
+        chain, groups = self.chain, self.residency.groups
+        holding = [not group.held.isdisjoint(chain) for group in groups]
+        if True not in holding:
+            nothing = _NOTHING.setdefault(len(groups), (None,) * len(groups))
+            return nothing, nothing
+        pairs = list(zip(self.residency.settings.groups, holding, strict=True))
+        return (
+            [self.stored_below(group, position) if some else None for group, some in pairs],
+            [self.stored_above(group, position) if some else None for group, some in pairs],
+        )
+
     def positions(self, groups: Sequence[Group]) -> Positions:
         """Return where all of `groups` have a key: one group, or those of an entry of the lookup's order."""
         key = (groups[0].index, len(groups))
         if (known := self._positions.get(key)) is None:
             known = self._positions[key] = _Held(self, groups)
         return known
+
+
+_NOTHING: dict[int, tuple[None, ...]] = {}
 
 
 class _Held(Positions):
@@ -164,10 +183,6 @@ def _has(residency: GroupResidency, identity: int) -> bool:
     return identity in residency.held
 
 
-def _has_had(residency: GroupResidency, identity: int) -> bool:
-    return identity in residency.held or identity in residency.lost
-
-
 def _leading(chain: Chain, members: set[int], step: int) -> int:
     """Return how many of the entries of `chain`, every `step`, `members` have one after the other."""
     if len(chain) < step or chain[step - 1] not in members:
@@ -201,4 +216,4 @@ def loss_of(cache: Residency, chain: Chain, group: Group, position: int) -> Loss
     index = position // unit - 1
     if position % unit or not 0 <= index < len(chain):
         return None
-    return cache.groups[group.index].lost.get(chain[index])
+    return cache.groups[group.index].loss(chain[index])
