@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from analyzers.prompts import Chain
 from analyzers.residency import Loss, Residency
-from analyzers.views import View, last_of, loss_of
+from analyzers.views import View, last_of
 
 
 class Lost(NamedTuple):
@@ -66,9 +66,10 @@ def lost_by(residency: Residency, chain: Chain, position: int) -> Lost | None:
     last: Loss | None = None
     groups = []
     reset = True
+    unit = residency.settings.hash_block
     for group in residency.settings.dense_groups:
-        loss = loss_of(residency, chain, group, (position // group.block_size + 1) * group.block_size)
-        if loss:
+        index = (position // group.block_size + 1) * group.block_size // unit - 1
+        if index < len(chain) and (loss := residency.groups[group.index].loss(chain[index])):
             groups.append(group.index)
             reset = reset and loss.reason == "reset"
             if last is None or loss.time > last.time:

@@ -14,15 +14,9 @@ from analyzers.finders import Positions, PositionsOf, agree, drop_unit, each_of,
 from analyzers.fleet_views import FleetViews, Lost, lost_by
 from analyzers.missing import Missing, find_missing, state_class
 from analyzers.prompts import Prompt
+from analyzers.seen import Before
 from analyzers.settings import Group, Settings
 from analyzers.views import View
-
-
-class Seen(NamedTuple):
-    """How much of a prompt earlier requests had: under the same key, and whatever the key. Tokens."""
-
-    same_key: int
-    any_key: int
 
 
 class Coming(NamedTuple):
@@ -49,7 +43,7 @@ class Scene(NamedTuple):
     """
 
     limit: int
-    seen: Seen
+    seen: Before
     here: View
     fleet: FleetViews
     coming: Callable[[int], Coming]

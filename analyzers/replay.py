@@ -17,7 +17,7 @@ from analyzers.events import (
 )
 from analyzers.finders import agree
 from analyzers.fleet_views import Caches, FleetViews
-from analyzers.ladder import Explained, Scene, Seen, explain
+from analyzers.ladder import Explained, Scene, explain
 from analyzers.lookups import Lookup, lookups_of
 from analyzers.missing import Missing
 from analyzers.producers import Producers
@@ -154,7 +154,7 @@ class Replay:
             others = [other for other, kind in enumerate(self._kinds) if kind[0] == self._kinds[life][0]]
         return Scene(
             limit=lookup.limit,
-            seen=Seen(lookup.before.same_key, lookup.before.any_key),
+            seen=lookup.before,
             here=view,
             fleet=fleet,
             coming=lambda after: self._producers.coming(

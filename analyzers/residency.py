@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from analyzers.events import Evicted, Stored
 from analyzers.evictions import takers_of
@@ -40,18 +40,17 @@ class Loss(NamedTuple):
 
 
 class GroupResidency:
-    """One group: identities held now, refused, and lost: what `loss` returns, as a plain tuple.
+    """One group: identities held now, and lost: what `loss` returns as a plain tuple, with the event's number behind.
 
     `stored` counts the keys that were registered, `peak` those held at once at the most, `forgotten` those once held
     that are in `held` and `lost` no more.
     """
 
-    __slots__ = ("forgotten", "held", "lost", "peak", "refused", "stored")
+    __slots__ = ("forgotten", "held", "lost", "peak", "stored")
 
     def __init__(self) -> None:
         self.held: set[int] = set()
-        self.refused: dict[int, Refusal] = {}
-        self.lost: dict[int, tuple[int, str, str, int, int | None]] = {}
+        self.lost: dict[int, tuple[int, str, str, int, int | None, int]] = {}
         self.stored = 0
         self.peak = 0
         self.forgotten = 0
@@ -68,12 +67,26 @@ class GroupResidency:
     def loss(self, identity: int) -> Loss | None:
         """Return what became of an identity; None: it is held, or never was, or that is forgotten."""
         lost = self.lost.get(identity)
-        return Loss(*lost) if lost else None
+        return Loss(*lost[:-1]) if lost else None
 
     @property
     def distinct(self) -> int:
         """How many identities were ever held, those of a life that is over included."""
         return len(self.held) + len(self.lost) + self.forgotten
+
+
+_Said = tuple[int, str, int | None, int | None]
+"""The number of an event, and of a refusal its request and its chunk."""
+
+
+class _Among(NamedTuple):
+    """Groups that stores speak of together; what was refused of their sparse ones, and what was never made of them."""
+
+    members: Sequence[GroupResidency]
+    dense: bool
+    sparse: Sequence[int]
+    masked: dict[int, _Said]
+    unmade: dict[int, _Said]
 
 
 class Residency:
@@ -105,6 +118,8 @@ class Residency:
         self._dense = [group.dense for group in settings.groups]
         self._held = 0
         self._most = 0
+        self._clock = 0
+        self._among: dict[tuple[int, ...], _Among] = {}
         # Where a hit is made of whole blocks, one without the first is none.
         whole = all(
             group.block_size <= settings.alignment or group.block_size % settings.alignment
@@ -117,37 +132,29 @@ class Residency:
 
     def store(self, row: Stored, chain: Chain) -> None:
         """Apply what a store says of some groups, the prompt of whose request is `chain`."""
-        stored = self._named(row.stored, chain) if row.stored else ()
-        if stored:
-            if len(stored) == 1:
-                self._used[stored[0]] = row.start
-            else:
-                self._used.update(dict.fromkeys(stored, row.start))
-        refused: list[dict[int, Refusal]] | None = None
-        sparse = []
-        for number in row.groups:
-            if not 0 <= number < len(self.groups):
-                continue
-            group = self.groups[number]
-            if stored:
-                self._hold(group, stored)
-            if self._dense[number]:
+        self._clock += 1
+        among = self._among.get(numbers := tuple(row.groups)) or self._sorted(numbers)
+        stored: Sequence[int] = ()
+        if row.stored:
+            stored = self._named(row.stored, chain)
+            self._hold(among.members, stored, row.start)
+            if among.dense:
                 self.everywhere.update(stored)
-                continue
-            sparse.append(number)
-            if refused is None:
-                refused = self._refusals(row, chain)
-            for each in refused:
-                if group.held.isdisjoint(each) and group.refused.keys().isdisjoint(each):
-                    group.refused.update(each)
-                else:
-                    _refuse(group, each)
-        if refused is None:
+        sparse = among.sparse
+        if not sparse:
             return
         if row.stored or row.wanted:
             self._told.setdefault(row.request, []).append((sparse, row.wanted, row.stored))
+        said = (self._clock, row.request, row.chunk_start, row.chunk_end)
+        if row.masked:
+            among.masked.update(dict.fromkeys(self._named(row.masked, chain), said))
+        if row.not_materialized:
+            among.unmade.update(dict.fromkeys(self._named(row.not_materialized, chain), said))
         if not self.settings.dense_groups:
-            for computed in (stored, *refused):
+            for computed in (
+                stored,
+                *(self._named(text, chain) for text in (row.masked, row.not_materialized) if text),
+            ):
                 self.computed.update(computed)
                 self.everywhere.update(computed)
 
@@ -158,7 +165,8 @@ class Residency:
             return
         if not 0 <= row.group < len(self.groups):
             return
-        group = self.groups[row.group]
+        self._clock += 1
+        group, clock = self.groups[row.group], self._clock
         time, evictor, reason = row.start, row.evictor or "", row.reason or "allocation"
         gone = identities(row.fingerprints, b"")
         if keys := row.keys:
@@ -169,9 +177,9 @@ class Residency:
         for identity, taker in zip(gone, takers_of(row.evictor_groups, len(gone)), strict=False):
             if identity in held:
                 held.remove(identity)
-            elif identity not in lost:
-                continue
-            lost[identity] = (time, evictor, reason, used(identity, 0), taker)
+                lost[identity] = (time, evictor, reason, used(identity, 0), taker, clock)
+            elif known := lost.get(identity):
+                lost[identity] = (time, evictor, reason, used(identity, 0), taker, known[-1])
         self._held += len(held) - before
 
     def may_begin(self, chain: Chain) -> bool:
@@ -203,7 +211,8 @@ class Residency:
 
     def clear(self, time: int) -> None:
         """Drop everything at `time` (ns): the cache was cleared, or this life is over."""
-        loss = (time, "", "reset", 0, None)
+        self._clock += 1
+        loss = (time, "", "reset", 0, None, self._clock)
         for group in self.groups:
             group.lost.update(dict.fromkeys(group.held, loss))
             group.held.clear()
@@ -215,42 +224,66 @@ class Residency:
         self.over = True
         self._used.clear()
         self._told.clear()
+        self._among.clear()
         for group, dense in zip(self.groups, self._dense, strict=True):
-            group.refused.clear()
             if not dense:
                 group.forgotten = group.distinct
                 group.lost.clear()
 
-    def _hold(self, group: GroupResidency, stored: Sequence[int]) -> None:
-        held = group.held
-        before = len(held)
+    def _hold(self, members: Sequence[GroupResidency], stored: Sequence[int], time: int) -> None:
+        """Have some groups hold what was stored at `time` (ns)."""
+        before = self._held
         if len(stored) == 1:
             (identity,) = stored
-            held.add(identity)
-            group.refused.pop(identity, None)
-            group.lost.pop(identity, None)
+            self._used[identity] = time
         else:
-            held.update(stored)
-            _forget(group.refused, stored)
-            _forget(group.lost, stored)
-        group.stored += len(stored)
-        now = len(held)
-        if now > before:
-            self._held += now - before
+            self._used.update(dict.fromkeys(stored, time))
+        for group in members:
+            held, lost = group.held, group.lost
+            known = len(held)
+            if len(stored) == 1:
+                held.add(identity)
+                lost.pop(identity, None)
+            else:
+                held.update(stored)
+                if not lost.keys().isdisjoint(stored):
+                    for each in stored:
+                        lost.pop(each, None)
+            group.stored += len(stored)
+            now = len(held)
+            self._held += now - known
             if now > group.peak:
                 group.peak = now
-            if self._held > self._most:
-                self._most = self._held
-                self.peak = [len(each.held) for each in self.groups]
+        if before < self._held > self._most:
+            self._most = self._held
+            self.peak = [len(each.held) for each in self.groups]
 
-    def _refusals(self, row: Stored, chain: Chain) -> list[dict[int, Refusal]]:
-        """Return what was refused, by state: `masked` first."""
-        states: Sequence[tuple[State, str]] = (("masked", row.masked), ("not_materialized", row.not_materialized))
-        return [
-            dict.fromkeys(self._named(text, chain), Refusal(row.request, state, row.chunk_start, row.chunk_end))
-            for state, text in states
-            if text
-        ]
+    def refusal(self, group: int, identity: int) -> Refusal | None:
+        """Return how a request left `group` without an identity, since it last held it; None: nobody did, or it is held.
+
+        A state that was computed once and refused says more than one that another request never made.
+        """
+        if identity in self.groups[group].held:
+            return None
+        lost = self.groups[group].lost.get(identity)
+        since = lost[-1] if lost else 0
+        among = [each for each in self._among.values() if group in each.sparse]
+        states: Sequence[State] = ("masked", "not_materialized")
+        for state in states:
+            tables = (each.masked if state == "masked" else each.unmade for each in among)
+            clock, *said = max((table[identity] for table in tables if identity in table), default=(0, "", None, None))
+            if clock > since:
+                request, start, end = said
+                return Refusal(request, state, start, end)
+        return None
+
+    def _sorted(self, numbers: tuple[int, ...]) -> "_Among":
+        """Return, and keep, which groups of a store there are, and of what kind."""
+        known = [number for number in numbers if 0 <= number < len(self.groups)]
+        sparse = tuple(number for number in known if not self._dense[number])
+        members = [self.groups[number] for number in known]
+        among = self._among[numbers] = _Among(members, len(sparse) < len(known), sparse, {}, {})
+        return among
 
     def _named(self, text: str, chain: Chain) -> list[int]:
         """Return the identities of the positions in `text` that are named, in their order."""
@@ -273,19 +306,3 @@ def _slices(text: str, unit: int) -> tuple[slice, ...]:
             first = run.start // unit - 1
             found.append(slice(first if first >= 0 else first + step, run[-1] // unit, step))
     return tuple(found)
-
-
-def _refuse(group: GroupResidency, refused: dict[int, Refusal]) -> None:
-    known, held = group.refused, group.held
-    for identity, refusal in refused.items():
-        # A state that was computed once and refused says more than one that another request never made.
-        if identity not in held and (
-            refusal.state == "masked" or (before := known.get(identity)) is None or before.state != "masked"
-        ):
-            known[identity] = refusal
-
-
-def _forget(known: dict[int, Any], identities: Sequence[int]) -> None:
-    if known and not known.keys().isdisjoint(identities):
-        for identity in identities:
-            known.pop(identity, None)

@@ -45,9 +45,7 @@ class View:
             held = self._held = self._reached(self.leading, _has)
         return held if held < limit else limit
 
-    def _reached(
-        self, leading: Callable[[Group], int], has: Callable[[GroupResidency, int], bool]
-    ) -> int:
+    def _reached(self, leading: Callable[[Group], int], has: Callable[[GroupResidency, int], bool]) -> int:
         settings = self.residency.settings
         grid = settings.alignment
         reached = []
