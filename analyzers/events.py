@@ -1,6 +1,7 @@
 """A capture's evidence as events in time, and what is missing of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -47,6 +48,10 @@ class Evicted(NamedTuple):
     evictor_groups: str
     reason: str
 
+
+# What `_make` does, without a frame of the interpreter for each.
+_make_stored = partial(tuple.__new__, Stored)
+_make_evicted = partial(tuple.__new__, Evicted)
 
 LookupRow = dict[str, Any]
 """A row of `Capture.lookups`."""
@@ -108,7 +113,7 @@ def _joined(stores: pl.DataFrame) -> pl.DataFrame:
 
 def events_of(line: Timeline, capture: model.Capture) -> Iterator[Event]:
     """Yield the events of `capture` in time."""
-    rows = (lookups_of(line, capture), stored_of(line), evicted_of(line, capture))
+    rows: Sequence[Iterator[Any]] = (lookups_of(line, capture), stored_of(line), evicted_of(line, capture))
     for time, life, kind, sequence, missing in happenings(line):
         yield Event(time, life, next(rows[kind]), sequence, missing)
 
@@ -131,13 +136,13 @@ def lookups_of(line: Timeline, capture: model.Capture) -> Iterator[LookupRow]:
 def stored_of(line: Timeline) -> Iterator[Stored]:
     """Yield what the stores of a timeline say, in time."""
     for part in in_order(line.stores.select(_STORED), of_kind(line, STORE)):
-        yield from map(Stored._make, rows_of(part))
+        yield from map(_make_stored, rows_of(part))
 
 
 def evicted_of(line: Timeline, capture: model.Capture) -> Iterator[Evicted]:
     """Yield what the evicts of a timeline say, in time."""
     for part in in_order(capture.evicts.select(_EVICTED), of_kind(line, EVICT)):
-        yield from map(Evicted._make, rows_of(part))
+        yield from map(_make_evicted, rows_of(part))
 
 
 def of_kind(line: Timeline, kind: int) -> pl.Series:

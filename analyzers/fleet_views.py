@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from analyzers.prompts import Chain
-from analyzers.residency import Loss, Residency
+from analyzers.residency import REASON, TIME, Loss, NumberedLoss, Residency
 from analyzers.views import View, last_of
 
 
@@ -56,25 +56,25 @@ class Caches:
             self.past.append((time, cache))
             for group in cache.settings.dense_groups:
                 lost = cache.groups[group.index].lost
-                gone = (identity for identity, (_, _, reason, *_) in lost.items() if reason != "reset")
+                gone = (identity for identity, loss in lost.items() if loss[REASON] != "reset")
                 self.evicted.setdefault(group.block_size, set()).update(gone)
         cache.finish(time)
 
 
 def lost_by(residency: Residency, chain: Chain, position: int) -> Lost | None:
     """Return what one replica lost of the first block beyond `position` (tokens) of `chain`."""
-    last: Loss | None = None
+    last: NumberedLoss | None = None
     groups = []
     reset = True
     unit = residency.settings.hash_block
     for group in residency.settings.dense_groups:
         index = (position // group.block_size + 1) * group.block_size // unit - 1
-        if index < len(chain) and (loss := residency.groups[group.index].loss(chain[index])):
+        if index < len(chain) and (loss := residency.groups[group.index].lost.get(chain[index])):
             groups.append(group.index)
-            reset = reset and loss.reason == "reset"
-            if last is None or loss.time > last.time:
+            reset = reset and loss[REASON] == "reset"
+            if last is None or loss[TIME] > last[TIME]:
                 last = loss
-    return Lost(last, residency, groups, reset) if last else None
+    return Lost(Loss(*last[:-1]), residency, groups, reset) if last else None
 
 
 class FleetViews:
@@ -98,8 +98,8 @@ class FleetViews:
         """The views of the caches that may hold something of the prompt from the start."""
         if self._views is None:
             chain = self._here.chain
-            caches = (cache for cache in self._caches.living if cache.may_begin(chain))
-            self._views = [*map(self._view, caches), *self._others]
+            self._views = [self._view(cache) for cache in self._caches.living if cache.may_begin(chain)]
+            self._views += self._others
         return self._views
 
     def lost(self, position: int) -> Lost | None:

@@ -135,14 +135,15 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
     dense_only = _dense_only(here, possible)
     held = walk.at
     needed = completed if scene.completed else min(held, agree(settings, dense_only, limit, hashed))
-    walk.down(model.SPECULATIVE_DROP, max(needed, min(held, _after_drop(settings, dense_only, limit, hashed))))
+    if needed < held:
+        walk.down(model.SPECULATIVE_DROP, max(needed, min(held, _after_drop(settings, dense_only, limit, hashed))))
     if needed < walk.at:
         undropped = min(held, agree(settings, dense_only, limit, hashed, drop=False))
         walk.reasons.append("after_drop" if undropped > needed else "grid")
     walk.down(model.ALIGNMENT, needed)
 
     predicted = needed
-    if len(settings.dense_groups) < len(settings.groups) and not scene.completed:
+    if needed and len(settings.dense_groups) < len(settings.groups) and not scene.completed:
         predicted = min(needed, agree(settings, here.positions, limit, hashed))
     result = Explained(predicted, needed, walk.steps, (), max(needed, predicted))
     if predicted < needed:

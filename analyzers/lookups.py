@@ -42,11 +42,9 @@ def lookups_of(line: Timeline, capture: model.Capture, settings: Sequence[Settin
     befores = acts.before()
     del acts
     frame = capture.lookups.select(*_KEPT, "max_hit_tokens", "connector")
-    place = 0
-    for part in in_order(frame, of_kind(line, LOOKUP)):
-        for *row, limit, connector in rows_of(part):
-            yield Lookup(dict(zip(_KEPT, row, strict=True)), limit, connector, prompts[place], befores[place])
-            place += 1
+    rows = _rows(frame, of_kind(line, LOOKUP))
+    for (*row, limit, connector), prompt, before in zip(rows, prompts, befores, strict=True):
+        yield Lookup(dict(zip(_KEPT, row, strict=True)), limit, connector, prompt, before)
 
 
 class _Reader:

@@ -149,9 +149,11 @@ class Replay:
 
     def _scene(self, life: int, time: int, lookup: Lookup, name: Name, view: View, fleet: FleetViews) -> Scene:
         holes = self._holes
-        others: Sequence[int] = ()
+        elsewhere = later = holes.thinned
         if holes.any:
             others = [other for other, kind in enumerate(self._kinds) if kind[0] == self._kinds[life][0]]
+            elsewhere = elsewhere or any(holes.by_now(other) for other in others if other != life)
+            later = later or any(holes.ever(other) for other in others)
         return Scene(
             limit=lookup.limit,
             seen=lookup.before,
@@ -161,8 +163,8 @@ class Replay:
                 lookup.prompt.chain, self._comparable(life), after, time, name, self._prompts
             ),
             completed=lookup.connector,
-            holes_elsewhere=holes.thinned or any(holes.by_now(other) for other in others if other != life),
-            holes_later=holes.thinned or any(holes.ever(other) for other in others),
+            holes_elsewhere=elsewhere,
+            holes_later=later,
         )
 
     def _append(

@@ -39,8 +39,14 @@ class Loss(NamedTuple):
     taker: int | None = None
 
 
+NumberedLoss = tuple[int, str, str, int, int | None, int]
+"""A `Loss` as a plain tuple, and the number of the event."""
+TIME, REASON = 0, 2
+"""Places in it."""
+
+
 class GroupResidency:
-    """One group: identities held now, and lost: what `loss` returns as a plain tuple, with the event's number behind.
+    """One group: identities held now, and lost.
 
     `stored` counts the keys that were registered, `peak` those held at once at the most, `forgotten` those once held
     that are in `held` and `lost` no more.
@@ -50,7 +56,7 @@ class GroupResidency:
 
     def __init__(self) -> None:
         self.held: set[int] = set()
-        self.lost: dict[int, tuple[int, str, str, int, int | None, int]] = {}
+        self.lost: dict[int, NumberedLoss] = {}
         self.stored = 0
         self.peak = 0
         self.forgotten = 0
@@ -184,11 +190,17 @@ class Residency:
 
     def may_begin(self, chain: Chain) -> bool:
         """Whether it may hold something of `chain` from the start; False: it lacks the first block."""
-        return all(index < len(chain) and chain[index] in group.held for index, group in self._first)
+        for index, group in self._first:  # noqa: SIM110 (a generator would cost more than all it asks)
+            if index >= len(chain) or chain[index] not in group.held:
+                return False
+        return True
 
     def may_have_begun(self, chain: Chain) -> bool:
         """Whether it may have held something of `chain` from the start."""
-        return all(index < len(chain) and group.has_had(chain[index]) for index, group in self._first)
+        for index, group in self._first:
+            if index >= len(chain) or (chain[index] not in group.held and chain[index] not in group.lost):
+                return False
+        return True
 
     def unmade(self, group: int, request: str) -> set[int]:
         """Return the positions (tokens) that the mask wanted of `request` in `group`, and where no state was made."""
@@ -259,7 +271,7 @@ class Residency:
             self.peak = [len(each.held) for each in self.groups]
 
     def refusal(self, group: int, identity: int) -> Refusal | None:
-        """Return how a request left `group` without an identity, since it last held it; None: nobody did, or it is held.
+        """Return how a request left `group` without an identity that it has not held since; None: none did.
 
         A state that was computed once and refused says more than one that another request never made.
         """
@@ -271,9 +283,9 @@ class Residency:
         states: Sequence[State] = ("masked", "not_materialized")
         for state in states:
             tables = (each.masked if state == "masked" else each.unmade for each in among)
-            clock, *said = max((table[identity] for table in tables if identity in table), default=(0, "", None, None))
-            if clock > since:
-                request, start, end = said
+            said = max((table[identity] for table in tables if identity in table), default=None)
+            if said and said[0] > since:
+                _, request, start, end = said
                 return Refusal(request, state, start, end)
         return None
 

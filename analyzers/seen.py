@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.prompts import UNKNOWN, Chain, Kind, Prompt, identities, kind_of, mix_of
+from analyzers.prompts import UNKNOWN, Prompt, identities, kind_of, mix_of
 from analyzers.settings import Settings
 from otel_cache.records import FINGERPRINT_BYTES
 from otel_cache.semconv.grid import common_grid
@@ -68,8 +68,10 @@ def _latest_others(named: Identities, acts: Ints, owners: Ints, had: Flags | Non
     run_start = np.maximum.accumulate(np.where(run, places, 0))
     before_run = np.where(fresh[run_start], -1, run_start - 1)
     # For everyone, the last before it that counts: another's, or else what came before that one's run.
-    last = np.arange(-1, len(order) - 1) if had is None else np.cumsum(had[order]) - had[order] - 1
-    known = last >= 0
+    last: Ints = np.arange(-1, len(order) - 1)
+    if had is not None:
+        last = np.cumsum(had[order], dtype=np.int64) - had[order] - 1
+    known: Flags = last >= 0
     known[known] = names[last[known]] == ordered[known]
     own = known.copy()
     own[known] = by[last[known]] == owners[acts[order[known]]]
@@ -104,7 +106,7 @@ class Before(NamedTuple):
         any_key: tokens of the longest that one had under whatever key.
         relative: index of the lookup of whoever had the first; None: nobody had any, or without a lookup.
         other_key: index of a lookup whose prompt shares the longest prefix under whatever key.
-        elsewhere: per kind of replicas whose fingerprints do not compare: who had most of it there, and how many tokens.
+        elsewhere: per kind of replicas whose fingerprints do not compare: who had most of it there, and the tokens.
 
     """
 
@@ -320,7 +322,7 @@ class _Search:
     def _among(
         self, had: Sequence[tuple[Identities, Ints]], asked: tuple[Identities, Ints] | None = None
     ) -> list[Ints]:
-        """Return `latest_others` for each of several series of identities and acts: what was named, and what is asked."""
+        """Return `latest_others` for several series of identities and acts: those that were named, and those asked."""
         parts = [*had, asked] if asked else had
         named, acts = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
         counts = np.arange(len(named)) < sum(len(part[0]) for part in had)
