@@ -1,10 +1,12 @@
 """One prompt against every cache that could hold it: where it had been registered, and who holds it."""
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from analyzers.prompts import Chain
 from analyzers.residency import REASON, TIME, Loss, NumberedLoss, Residency
+from analyzers.settings import Group
 from analyzers.views import View, last_of
 
 
@@ -63,18 +65,31 @@ class Caches:
 
 def lost_by(residency: Residency, chain: Chain, position: int) -> Lost | None:
     """Return what one replica lost of the first block beyond `position` (tokens) of `chain`."""
-    last: NumberedLoss | None = None
-    groups = []
-    reset = True
-    unit = residency.settings.hash_block
+    losses = _losses(residency, chain, position)
+    if not losses:
+        return None
+    last = max(losses, key=itemgetter(TIME))
+    gone = [
+        group.index for group in residency.settings.dense_groups
+        if (index := _beyond(residency, group, position)) < len(chain)
+        and chain[index] in residency.groups[group.index].lost
+    ]  # fmt: skip
+    return Lost(Loss(*last[:-1]), residency, gone, all(loss[REASON] == "reset" for loss in losses))
+
+
+def _losses(residency: Residency, chain: Chain, position: int) -> list[NumberedLoss]:
+    """Return the losses, by dense groups of one replica, of the first block beyond `position` (tokens) of `chain`."""
+    found = []
     for group in residency.settings.dense_groups:
-        index = (position // group.block_size + 1) * group.block_size // unit - 1
+        index = _beyond(residency, group, position)
         if index < len(chain) and (loss := residency.groups[group.index].lost.get(chain[index])):
-            groups.append(group.index)
-            reset = reset and loss[REASON] == "reset"
-            if last is None or loss[TIME] > last[TIME]:
-                last = loss
-    return Lost(Loss(*last[:-1]), residency, groups, reset) if last else None
+            found.append(loss)
+    return found
+
+
+def _beyond(residency: Residency, group: Group, position: int) -> int:
+    """Return the entry of a chain at the end of the first block of `group` beyond `position` (tokens)."""
+    return (position // group.block_size + 1) * group.block_size // residency.settings.hash_block - 1
 
 
 class FleetViews:
@@ -104,24 +119,24 @@ class FleetViews:
 
     def lost(self, position: int) -> Lost | None:
         """Return what all replicas lost of the first dense block beyond `position` (tokens), in lives past or not."""
-        last: Lost | None = None
-        reset = not self._evicted_before(position)
+        latest, by, reset = -1, None, True
         chain = self._here.chain
         named = [(cache, chain) for cache in self._caches.living]
         if self._others:
             named += [(view.residency, view.chain) for view in self._others]
         for cache, as_named in named:
-            if lost := lost_by(cache, as_named, position):
-                reset = reset and lost.reset
-                if last is None or lost.loss.time > last.loss.time:
-                    last = lost
+            for lost in _losses(cache, as_named, position):
+                reset = reset and lost[REASON] == "reset"
+                if lost[TIME] > latest:
+                    latest, by = lost[TIME], (cache, as_named)
         for end, cache in reversed(self._caches.past):
-            if last and last.loss.time >= end:
+            if latest >= end:
                 break
-            lost = lost_by(cache, chain, position)
-            if lost and (last is None or lost.loss.time > last.loss.time):
-                last = lost
-        return last._replace(reset=reset) if last else None
+            for lost in _losses(cache, chain, position):
+                if lost[TIME] > latest:
+                    latest, by = lost[TIME], (cache, chain)
+        found = lost_by(*by, position) if by else None
+        return found._replace(reset=reset and not self._evicted_before(position)) if found else None
 
     def _evicted_before(self, position: int) -> bool:
         """Whether a life that is over had lost the first dense block beyond `position` before it ended."""

@@ -3,7 +3,7 @@
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from analyzers.settings import Settings
@@ -62,11 +62,11 @@ class Prompt:
     salt: bytes = b""
     ends: Sequence[int] = ()
     common: Sequence[int] = ()
-    mix: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Work out what the key does to every identity, by exclusive or; 0 without a key."""
-        self.mix = mix_of(self.key)
+    @property
+    def mix(self) -> int:
+        """What the key does to every identity, by exclusive or; 0 without a key."""
+        return mix_of(self.key) if self.key else 0
 
     def extend(self, settings: Settings, first: int, values: bytes) -> int:
         """Append what a store names from position `first` on; return the index of the first new entry."""
@@ -101,12 +101,12 @@ class PromptBook:
         if values := row["values"]:
             chain.extend(identities(values, key))
         self._remember(chain, hit)
-        whole = identities(row["prompt_digest"] or b"", key)
+        digest = row["prompt_digest"]
         named = len(row["common"] or b"") // FINGERPRINT_BYTES
         return Prompt(
             chain=chain,
             tokens=row["prompt_tokens"],
-            whole=whole[0] if whole else UNKNOWN,
+            whole=identities(digest, key)[0] if digest and len(digest) >= FINGERPRINT_BYTES else UNKNOWN,
             key=key,
             lora=row["lora"] or b"",
             salt=row["salt"] or b"",
@@ -135,7 +135,7 @@ class PromptBook:
 
     def _remember(self, chain: Chain, begin: int) -> None:
         where = self._where
-        fresh = dict.fromkeys(chain[max(begin - 1, 0) :], chain)
+        fresh = dict.fromkeys(chain[begin - 1 :] if begin > 1 else chain, chain)
         if not where.keys().isdisjoint(fresh):
             fresh = {identity: chain for identity in fresh if identity not in where}
         fresh.pop(UNKNOWN, None)

@@ -104,6 +104,7 @@ class Residency:
         over: another life of the replica has begun.
         peak: keys held per group when all together held most.
         moments: (time in ns, keys held per group) at each lookup.
+        alone: the dense group, where there is one only and hits are made of whole blocks of it.
         everywhere: identities that a dense group had, or that were computed where there is none; shared with others.
 
     """
@@ -135,6 +136,7 @@ class Residency:
             (group.block_size // settings.hash_block - 1, self.groups[group.index])
             for group in settings.dense_groups if whole
         ]  # fmt: skip
+        self.alone = settings.dense_groups[0] if len(self._first) == 1 else None
 
     def store(self, row: Stored, chain: Chain) -> None:
         """Apply what a store says of some groups, the prompt of whose request is `chain`."""

@@ -46,6 +46,8 @@ class View:
         return held if held < limit else limit
 
     def _reached(self, leading: Callable[[Group], int], has: Callable[[GroupResidency, int], bool]) -> int:
+        if group := self.residency.alone:
+            return leading(group) * group.block_size
         settings = self.residency.settings
         grid = settings.alignment
         reached = []
