@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzers.finders import Positions
+from analyzers.others import AT_ONCE, latest_others
 from analyzers.residency import Residency
-from analyzers.seen import AT_ONCE, latest_others
 from analyzers.settings import Group, Settings, read_settings
 from analyzers.views import View
 from otel_cache.semconv import names
