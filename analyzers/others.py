@@ -8,7 +8,7 @@ import numpy.typing as npt
 Identities = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-AT_ONCE = 1 << 20
+AT_ONCE = 1 << 16
 """So many identities are put in order at once; of more, those that begin alike."""
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from analyzers.events import Evicted, Stored
 from analyzers.evictions import takers_of
@@ -41,7 +41,8 @@ class Loss(NamedTuple):
 
 NumberedLoss = tuple[int, str, str, int, int | None, int]
 """A `Loss` as a plain tuple, and the number of the event."""
-TIME, REASON = 0, 2
+TIME: Final = 0
+REASON: Final = 2
 """Places in it."""
 
 
