@@ -113,7 +113,7 @@ def _joined(stores: pl.DataFrame) -> pl.DataFrame:
 
 def events_of(line: Timeline, capture: model.Capture) -> Iterator[Event]:
     """Yield the events of `capture` in time."""
-    rows: Sequence[Iterator[Any]] = (lookups_of(line, capture), stored_of(line), evicted_of(line, capture))
+    rows: Sequence[Iterator[Any]] = (_lookup_rows(line, capture), stored_of(line), evicted_of(line, capture))
     for time, life, kind, sequence, missing in happenings(line):
         yield Event(time, life, next(rows[kind]), sequence, missing)
 
@@ -124,7 +124,7 @@ def happenings(line: Timeline) -> Iterator[tuple[int, int, int, int, int]]:
         yield from rows_of(part)
 
 
-def lookups_of(line: Timeline, capture: model.Capture) -> Iterator[LookupRow]:
+def _lookup_rows(line: Timeline, capture: model.Capture) -> Iterator[LookupRow]:
     """Yield the lookups of a timeline, in time."""
     frame = capture.lookups.drop(_LOOKUP_LEAVES_OUT, strict=False)
     columns = frame.columns
@@ -135,14 +135,16 @@ def lookups_of(line: Timeline, capture: model.Capture) -> Iterator[LookupRow]:
 
 def stored_of(line: Timeline) -> Iterator[Stored]:
     """Yield what the stores of a timeline say, in time."""
+    requests: dict[str, str] = {}
     for part in in_order(line.stores.select(_STORED), of_kind(line, STORE)):
-        yield from map(_make_stored, rows_of(part))
+        yield from map(_make_stored, rows_of(part, requests))
 
 
 def evicted_of(line: Timeline, capture: model.Capture) -> Iterator[Evicted]:
     """Yield what the evicts of a timeline say, in time."""
+    requests: dict[str, str] = {}
     for part in in_order(capture.evicts.select(_EVICTED), of_kind(line, EVICT)):
-        yield from map(_make_evicted, rows_of(part))
+        yield from map(_make_evicted, rows_of(part, requests))
 
 
 def of_kind(line: Timeline, kind: int) -> pl.Series:
@@ -150,9 +152,16 @@ def of_kind(line: Timeline, kind: int) -> pl.Series:
     return line.order.filter(pl.col("kind") == kind)["index"]
 
 
-def rows_of(frame: pl.DataFrame) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of `frame`, column by column made objects: half the work of making them row by row."""
-    return zip(*(column.to_list() for column in frame.iter_columns()), strict=True)
+def rows_of(frame: pl.DataFrame, requests: dict[str, str] | None = None) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of `frame`, column by column made objects: half the work of making them row by row.
+
+    With `requests`, which is filled, all rows of a request share its id: many are kept.
+    """
+    columns = [column.to_list() for column in frame.iter_columns()]
+    if requests is not None:
+        place = next(i for i, name in enumerate(frame.columns) if name in ("request_id", "evictor_request_id"))
+        columns[place] = list(map(requests.setdefault, columns[place], columns[place]))
+    return zip(*columns, strict=True)
 
 
 def in_order(frame: pl.DataFrame, order: pl.Series) -> Iterator[pl.DataFrame]:

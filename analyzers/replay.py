@@ -107,11 +107,13 @@ class Replay:
         lookups = lookups_of(line, self._capture, self.settings)
         rows: tuple[Iterator[Any], ...] = (iter(lookups), stored_of(line), evicted_of(line, self._capture))
         following = tuple(each.__next__ for each in rows)
+        holes = self._holes
+        watched = holes.any
         for time, life, kind, sequence, missing in happenings(line):
             if life in ends:
                 self._begin(life, ends.pop(life), time)
-            if self._holes.any:
-                self._holes.pass_by(life, sequence, missing)
+            if watched:
+                holes.pass_by(life, sequence, missing)
             row = following[kind]()
             if kind == STORE:
                 self._store(life, row)

@@ -1,5 +1,6 @@
 """What one life of a replica holds, group by group, as its stores and evictions say; and what became of the rest."""
 
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -104,7 +105,6 @@ class Residency:
         computed: identities of what was computed here, where there are no dense groups.
         over: another life of the replica has begun.
         peak: keys held per group when all together held most.
-        moments: (time in ns, keys held per group) at each lookup.
         alone: the dense group, where there is one only and hits are made of whole blocks of it.
         everywhere: identities that a dense group had, or that were computed where there is none; shared with others.
 
@@ -117,7 +117,7 @@ class Residency:
         self.computed: set[int] = set()
         self.over = False
         self.peak = [0 for _ in settings.groups]
-        self.moments: list[tuple[int, tuple[int, ...]]] = []
+        self._times, self._counts = array("q"), array("q")
         self.everywhere: set[int] = set()
         self._used: dict[int, int] = {}
         # By request, what each of its stores said of the mask: of which groups, the positions that it asked for and
@@ -217,7 +217,14 @@ class Residency:
 
     def look(self, time: int) -> None:
         """Note how much is held at `time` (ns)."""
-        self.moments.append((time, tuple(len(group.held) for group in self.groups)))
+        self._times.append(time)
+        self._counts.extend([len(group.held) for group in self.groups])
+
+    @property
+    def moments(self) -> Sequence[tuple[int, tuple[int, ...]]]:
+        """Time (ns) and keys held per group at each lookup."""
+        width = len(self.groups)
+        return [(time, tuple(self._counts[i * width : (i + 1) * width])) for i, time in enumerate(self._times)]
 
     def use(self, chain: Chain, tokens: int, time: int) -> None:
         """Note that a request hit the first `tokens` of `chain` at `time` (ns)."""
