@@ -1,6 +1,7 @@
 """A capture's evidence as events in time, and what is missing of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -14,6 +15,8 @@ _EVICTED = (
     "start", "group", "reset", "fingerprints", "keys", "evictor_request_id", "evictor_groups", "reason",
 )  # fmt: skip
 ROWS_AT_A_TIME = 20_000
+LOOKUP, STORE, EVICT = range(3)
+"""Kinds of events."""
 _LOOKUP_LEAVES_OUT = ("end", "trace_id", "parent_span_id")
 
 
@@ -46,6 +49,10 @@ class Evicted(NamedTuple):
     reason: str
 
 
+# What `_make` does, without a frame of the interpreter for each.
+_make_stored = partial(tuple.__new__, Stored)
+_make_evicted = partial(tuple.__new__, Evicted)
+
 LookupRow = dict[str, Any]
 """A row of `Capture.lookups`."""
 
@@ -64,7 +71,7 @@ class Timeline(NamedTuple):
     """The evidence in time.
 
     Attributes:
-        order: an event per row: `time` (ns), `life`, `kind` (0: lookup, 1: store, 2: evict), `index` of the row in its
+        order: an event per row: `time` (ns), `life`, `kind` (`LOOKUP`, `STORE` or `EVICT`), `index` of the row in its
             frame, `sequence`, `number`, `missing`. Each life is in the order of its records, the lives by time.
         stores: what events need of `Capture.stores`, the rows of a span that differ in their group only as one:
             `groups` list[i32].
@@ -106,21 +113,55 @@ def _joined(stores: pl.DataFrame) -> pl.DataFrame:
 
 def events_of(line: Timeline, capture: model.Capture) -> Iterator[Event]:
     """Yield the events of `capture` in time."""
-    order = line.order
-    frames = (
-        capture.lookups.drop(_LOOKUP_LEAVES_OUT, strict=False), line.stores.select(_STORED),
-        capture.evicts.select(_EVICTED),
-    )  # fmt: skip
-    lookups, stores, evicts = (
-        in_order(frame, order.filter(pl.col("kind") == kind)["index"]) for kind, frame in enumerate(frames)
-    )
-    rows: tuple[Iterator[LookupRow | Stored | Evicted], ...] = (
-        (row for each in lookups for row in each.iter_rows(named=True)),
-        (Stored._make(row) for each in stores for row in each.iter_rows()),
-        (Evicted._make(row) for each in evicts for row in each.iter_rows()),
-    )
-    for time, life, kind, sequence, missing in order.select("time", "life", "kind", "sequence", "missing").iter_rows():
+    rows: Sequence[Iterator[Any]] = (_lookup_rows(line, capture), stored_of(line), evicted_of(line, capture))
+    for time, life, kind, sequence, missing in happenings(line):
         yield Event(time, life, next(rows[kind]), sequence, missing)
+
+
+def happenings(line: Timeline) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield of each event its time (ns), its life, its kind, its sequence number, and how many were missing then."""
+    for part in line.order.select("time", "life", "kind", "sequence", "missing").iter_slices(ROWS_AT_A_TIME):
+        yield from rows_of(part)
+
+
+def _lookup_rows(line: Timeline, capture: model.Capture) -> Iterator[LookupRow]:
+    """Yield the lookups of a timeline, in time."""
+    frame = capture.lookups.drop(_LOOKUP_LEAVES_OUT, strict=False)
+    columns = frame.columns
+    for part in in_order(frame, of_kind(line, LOOKUP)):
+        for row in rows_of(part):
+            yield dict(zip(columns, row, strict=True))
+
+
+def stored_of(line: Timeline) -> Iterator[Stored]:
+    """Yield what the stores of a timeline say, in time."""
+    requests: dict[str, str] = {}
+    for part in in_order(line.stores.select(_STORED), of_kind(line, STORE)):
+        yield from map(_make_stored, rows_of(part, requests))
+
+
+def evicted_of(line: Timeline, capture: model.Capture) -> Iterator[Evicted]:
+    """Yield what the evicts of a timeline say, in time."""
+    requests: dict[str, str] = {}
+    for part in in_order(capture.evicts.select(_EVICTED), of_kind(line, EVICT)):
+        yield from map(_make_evicted, rows_of(part, requests))
+
+
+def of_kind(line: Timeline, kind: int) -> pl.Series:
+    """Return which rows of its frame the events of a kind are, in time."""
+    return line.order.filter(pl.col("kind") == kind)["index"]
+
+
+def rows_of(frame: pl.DataFrame, requests: dict[str, str] | None = None) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of `frame`, column by column made objects: half the work of making them row by row.
+
+    With `requests`, which is filled, all rows of a request share its id: many are kept.
+    """
+    columns = [column.to_list() for column in frame.iter_columns()]
+    if requests is not None:
+        place = next(i for i, name in enumerate(frame.columns) if name in ("request_id", "evictor_request_id"))
+        columns[place] = list(map(requests.setdefault, columns[place], columns[place]))
+    return zip(*columns, strict=True)
 
 
 def in_order(frame: pl.DataFrame, order: pl.Series) -> Iterator[pl.DataFrame]:
@@ -181,14 +222,11 @@ class Holes:
             self._ever[life] |= bool(self._gaps[life])
         self.any = any(self._ever)
 
-    def pass_by(self, event: Event) -> None:
-        """Note the holes of a life up to `event`."""
-        if not self.any:
-            return
-        life = event.life
-        if event.missing:
+    def pass_by(self, life: int, sequence: int, missing: int) -> None:
+        """Note the holes of a life up to an event."""
+        if missing:
             self._found[life] = True
-        while self._gaps[life] and self._gaps[life][0] <= event.sequence:
+        while self._gaps[life] and self._gaps[life][0] <= sequence:
             self._gaps[life].pop(0)
             self._found[life] = True
 

@@ -1,11 +1,13 @@
 """One prompt against every cache that could hold it: where it had been registered, and who holds it."""
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from analyzers.prompts import Chain
-from analyzers.residency import Loss, Residency
-from analyzers.views import View, last_of, loss_of
+from analyzers.residency import REASON, TIME, Loss, NumberedLoss, Residency
+from analyzers.settings import Group
+from analyzers.views import View, last_of
 
 
 class Lost(NamedTuple):
@@ -56,24 +58,38 @@ class Caches:
             self.past.append((time, cache))
             for group in cache.settings.dense_groups:
                 lost = cache.groups[group.index].lost
-                gone = (identity for identity, loss in lost.items() if loss.reason != "reset")
+                gone = (identity for identity, loss in lost.items() if loss[REASON] != "reset")
                 self.evicted.setdefault(group.block_size, set()).update(gone)
         cache.finish(time)
 
 
 def lost_by(residency: Residency, chain: Chain, position: int) -> Lost | None:
     """Return what one replica lost of the first block beyond `position` (tokens) of `chain`."""
-    last: Loss | None = None
-    groups = []
-    reset = True
+    losses = _losses(residency, chain, position)
+    if not losses:
+        return None
+    last = max(losses, key=itemgetter(TIME))
+    gone = [
+        group.index for group in residency.settings.dense_groups
+        if (index := _beyond(residency, group, position)) < len(chain)
+        and chain[index] in residency.groups[group.index].lost
+    ]  # fmt: skip
+    return Lost(Loss(*last[:-1]), residency, gone, all(loss[REASON] == "reset" for loss in losses))
+
+
+def _losses(residency: Residency, chain: Chain, position: int) -> list[NumberedLoss]:
+    """Return the losses, by dense groups of one replica, of the first block beyond `position` (tokens) of `chain`."""
+    found = []
     for group in residency.settings.dense_groups:
-        loss = loss_of(residency, chain, group, (position // group.block_size + 1) * group.block_size)
-        if loss:
-            groups.append(group.index)
-            reset = reset and loss.reason == "reset"
-            if last is None or loss.time > last.time:
-                last = loss
-    return Lost(last, residency, groups, reset) if last else None
+        index = _beyond(residency, group, position)
+        if index < len(chain) and (loss := residency.groups[group.index].lost.get(chain[index])):
+            found.append(loss)
+    return found
+
+
+def _beyond(residency: Residency, group: Group, position: int) -> int:
+    """Return the entry of a chain at the end of the first block of `group` beyond `position` (tokens)."""
+    return (position // group.block_size + 1) * group.block_size // residency.settings.hash_block - 1
 
 
 class FleetViews:
@@ -93,28 +109,34 @@ class FleetViews:
         return self._here if cache is self._here.residency else View(cache, self._here.chain, self._here.shared)
 
     @property
-    def living(self) -> list[View]:
-        """The views of the caches that can hold something."""
+    def holding(self) -> list[View]:
+        """The views of the caches that may hold something of the prompt from the start."""
         if self._views is None:
-            self._views = [*map(self._view, self._caches.living), *self._others]
+            chain = self._here.chain
+            self._views = [self._view(cache) for cache in self._caches.living if cache.may_begin(chain)]
+            self._views += self._others
         return self._views
 
     def lost(self, position: int) -> Lost | None:
         """Return what all replicas lost of the first dense block beyond `position` (tokens), in lives past or not."""
-        last: Lost | None = None
-        reset = not self._evicted_before(position)
-        for view in self.living:
-            if lost := lost_by(view.residency, view.chain, position):
-                reset = reset and lost.reset
-                if last is None or lost.loss.time > last.loss.time:
-                    last = lost
-        for end, residency in reversed(self._caches.past):
-            if last and last.loss.time >= end:
+        latest, by, reset = -1, None, True
+        chain = self._here.chain
+        named = [(cache, chain) for cache in self._caches.living]
+        if self._others:
+            named += [(view.residency, view.chain) for view in self._others]
+        for cache, as_named in named:
+            for lost in _losses(cache, as_named, position):
+                reset = reset and lost[REASON] == "reset"
+                if lost[TIME] > latest:
+                    latest, by = lost[TIME], (cache, as_named)
+        for end, cache in reversed(self._caches.past):
+            if latest >= end:
                 break
-            lost = lost_by(residency, self._here.chain, position)
-            if lost and (last is None or lost.loss.time > last.loss.time):
-                last = lost
-        return last._replace(reset=reset) if last else None
+            for lost in _losses(cache, chain, position):
+                if lost[TIME] > latest:
+                    latest, by = lost[TIME], (cache, chain)
+        found = lost_by(*by, position) if by else None
+        return found._replace(reset=reset and not self._evicted_before(position)) if found else None
 
     def _evicted_before(self, position: int) -> bool:
         """Whether a life that is over had lost the first dense block beyond `position` before it ended."""
@@ -139,12 +161,13 @@ class FleetViews:
         if self._first:
             yield self._view(self._first)
         yield from self._others
-        yield from map(self._view, self._caches.members)
+        chain = self._here.chain
+        yield from (self._view(cache) for cache in self._caches.members if cache.may_have_begun(chain))
 
     def held(self, limit: int) -> int:
         """Return how much of the prompt one of the caches holds, at most `limit` tokens."""
         best = 0
-        for view in self.living:
+        for view in self.holding:
             best = max(best, view.prefix(limit))
             if best >= limit:
                 break
@@ -152,4 +175,4 @@ class FleetViews:
 
     def holders(self, limit: int, most: int) -> list[str]:
         """Return the replicas that hold `most` of the first `limit` tokens, by name."""
-        return sorted({view.residency.replica for view in self.living if view.prefix(limit) == min(limit, most)})
+        return sorted({view.residency.replica for view in self.holding if view.prefix(limit) == min(limit, most)})

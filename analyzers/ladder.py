@@ -14,15 +14,9 @@ from analyzers.finders import Positions, PositionsOf, agree, drop_unit, each_of,
 from analyzers.fleet_views import FleetViews, Lost, lost_by
 from analyzers.missing import Missing, find_missing, state_class
 from analyzers.prompts import Prompt
+from analyzers.seen import Before
 from analyzers.settings import Group, Settings
 from analyzers.views import View
-
-
-class Seen(NamedTuple):
-    """How much of a prompt earlier requests had: under the same key, and whatever the key. Tokens."""
-
-    same_key: int
-    any_key: int
 
 
 class Coming(NamedTuple):
@@ -49,7 +43,7 @@ class Scene(NamedTuple):
     """
 
     limit: int
-    seen: Seen
+    seen: Before
     here: View
     fleet: FleetViews
     coming: Callable[[int], Coming]
@@ -119,6 +113,8 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
         walk.reasons.append("below_minimum")
         walk.down(model.ALIGNMENT, 0)
     walk.down(model.TAIL, grid)
+    if not walk.at:
+        return Explained(0, 0, _certain(walk.steps, scene, prompt.tokens, 0), (), 0, (), _joined(walk.reasons))
 
     hashed = len(prompt.chain) * settings.hash_block
     # What is held was registered: where all is, nothing else is to be asked.
@@ -132,23 +128,24 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
     _residence(walk, scene, max(local, completed), once)
 
     if not walk.at:
-        return Explained(0, 0, _certain(walk.steps, scene, prompt.tokens, once), [], 0, (), _joined(walk.reasons))
+        return Explained(0, 0, _certain(walk.steps, scene, prompt.tokens, once), (), 0, (), _joined(walk.reasons))
 
     # A state of a sparse group can be no further on than what an earlier request had of the prompt.
     possible = min(hashed, max(0, scene.seen.same_key - settings.lookahead))
     dense_only = _dense_only(here, possible)
     held = walk.at
     needed = completed if scene.completed else min(held, agree(settings, dense_only, limit, hashed))
-    walk.down(model.SPECULATIVE_DROP, max(needed, min(held, _after_drop(settings, dense_only, limit, hashed))))
+    if needed < held:
+        walk.down(model.SPECULATIVE_DROP, max(needed, min(held, _after_drop(settings, dense_only, limit, hashed))))
     if needed < walk.at:
         undropped = min(held, agree(settings, dense_only, limit, hashed, drop=False))
         walk.reasons.append("after_drop" if undropped > needed else "grid")
     walk.down(model.ALIGNMENT, needed)
 
     predicted = needed
-    if len(settings.dense_groups) < len(settings.groups) and not scene.completed:
+    if needed and len(settings.dense_groups) < len(settings.groups) and not scene.completed:
         predicted = min(needed, agree(settings, here.positions, limit, hashed))
-    result = Explained(predicted, needed, walk.steps, [], max(needed, predicted))
+    result = Explained(predicted, needed, walk.steps, (), max(needed, predicted))
     if predicted < needed:
         result.missing = find_missing(here, needed)
         result.intact = min(registered, agree(settings, each_of(here.kept), limit, hashed))
@@ -159,7 +156,7 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
 
 
 def _joined(reasons: Sequence[str]) -> str:
-    return ",".join(dict.fromkeys(reasons))
+    return reasons[0] if len(reasons) == 1 else ",".join(dict.fromkeys(reasons))
 
 
 def _registration(walk: _Walk, scene: Scene, once: int) -> None:
@@ -205,7 +202,7 @@ def _there(scene: Scene, at: int, up: int) -> dict[str, Any]:
     without it.
     """
     found: list[tuple[int, int, View]] = []
-    for view in scene.fleet.living:
+    for view in scene.fleet.holding:
         if view is not scene.here and not view.residency.over and view.prefix(at) >= up:
             settings, hashed = view.residency.settings, len(view.chain) * view.unit
             limit = min(scene.limit, view.shared)
@@ -253,10 +250,10 @@ def _last_loss(steps: Sequence[Step]) -> str:
     return next((step.cls for step in reversed(steps) if step.cls in (model.EVICTED, model.RESET)), model.EVICTED)
 
 
-def _certain(steps: Sequence[Step], scene: Scene, tokens: int, once: int) -> list[Step]:
+def _certain(steps: Sequence[Step], scene: Scene, tokens: int, once: int) -> Sequence[Step]:
     """Return the steps, those `unknown` that evidence of another cache could have changed had it been there."""
     if not scene.holes_elsewhere:
-        return list(steps)
+        return steps
     whole = scene.seen.same_key >= tokens
     found: list[Step] = []
     for step in steps:

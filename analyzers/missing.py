@@ -40,10 +40,10 @@ def find_missing(here: View, boundary: int, intact: bool = False) -> list[Missin
             continue
         # Of a run of blocks the one closest to the boundary speaks for all.
         lacking.reverse()
-        refusals = [r for identity in lacking if (r := residency.refused.get(identity))]
+        refusals = [r for identity in lacking if (r := here.residency.refusal(group.index, identity))]
         never = next((r for r in refusals if r.state == "not_materialized"), None)
         masked = next((r for r in refusals if r.state == "masked"), None)
-        loss = next((x for identity in lacking if (x := residency.lost.get(identity))), None)
+        loss = next((x for identity in lacking if (x := residency.loss(identity))), None)
         if intact and loss:
             never = masked = None
         if group.dense:

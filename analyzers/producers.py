@@ -4,14 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import polars as pl
 
-from analyzers.events import Timeline, in_order
+from analyzers.events import STORE, Timeline, in_order, rows_of
 from analyzers.ladder import Coming
 from analyzers.prompts import Chain, Prompt, common_prefix
 from analyzers.settings import Settings
 from otel_cache.semconv.positions import parse_positions
 
 Name = tuple[int, str]
-_STORE = 1
 CLEAN_FROM = 256
 """So many requests at work are looked through for those that are not any more."""
 _REGISTERED = ("stored", "masked", "not_materialized")
@@ -31,7 +30,7 @@ class Producers:
             {"life": range(len(settings)), "asked": [_registering(own) for own in settings]},
             schema={"life": pl.Int32, "asked": pl.Int32},
         )
-        ordered = line.order.filter(pl.col("kind") == _STORE)
+        ordered = line.order.filter(pl.col("kind") == STORE)
         frame = line.stores.select("life", "request_id", "groups", *_REGISTERED)
         start = 0
         for part in in_order(frame, ordered["index"]):
@@ -42,7 +41,7 @@ class Producers:
         rows = stores.join(told, on="life", how="left", maintain_order="left")
         rows = rows.filter(pl.col("asked").is_null() | pl.col("groups").list.contains(pl.col("asked")))
         columns = rows.select("time", "life", "request_id", "asked", *_REGISTERED)
-        for time, life, request, asked, *texts in columns.iter_rows():
+        for time, life, request, asked, *texts in rows_of(columns):
             runs: Sequence[range]
             if asked is None:
                 runs = [run for text in texts if text for run in parse_positions(text)]

@@ -3,7 +3,7 @@
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from analyzers.settings import Settings
@@ -17,13 +17,18 @@ Chain = list[int]
 """The identity at every hash block from the start. Chains share the numbers that their common prefixes are."""
 
 
+Kind = tuple[str, int, int]
+"""Replicas of one kind name a prompt alike; those with the same first part what is beside its chain."""
+
+
 def identities(values: bytes, key: bytes) -> Chain:
     """Return the identities of concatenated fingerprints under a key digest: equal where prefix and key are.
 
     A key is mixed in by exclusive or, so identities of different keys meet only where fingerprints collide.
     """
-    found = array("Q")
-    found.frombytes(values[: len(values) // FINGERPRINT_BYTES * FINGERPRINT_BYTES])
+    if len(values) % FINGERPRINT_BYTES:
+        values = values[: len(values) // FINGERPRINT_BYTES * FINGERPRINT_BYTES]
+    found = array("Q", values)
     if key:
         mix = mix_of(key)
         return [identity ^ mix for identity in found]
@@ -57,15 +62,22 @@ class Prompt:
     salt: bytes = b""
     ends: Sequence[int] = ()
     common: Sequence[int] = ()
-    mix: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Work out what the key does to every identity, by exclusive or; 0 without a key."""
-        self.mix = mix_of(self.key)
+    @property
+    def mix(self) -> int:
+        """What the key does to every identity, by exclusive or; 0 without a key."""
+        return mix_of(self.key) if self.key else 0
 
-    def forget_common(self) -> None:
-        """Keep of what is named beside the chain only what `last_mark` needs."""
-        self.common, self.ends = (), self.ends[-2:]
+    def extend(self, settings: Settings, first: int, values: bytes) -> int:
+        """Append what a store names from position `first` on; return the index of the first new entry."""
+        begin = len(self.chain)
+        start = first // settings.hash_block - 1
+        if start > begin:
+            self.chain.extend([UNKNOWN] * (start - begin))
+        fresh = identities(values, self.key)[len(self.chain) - start :]
+        begin = len(self.chain)
+        self.chain.extend(fresh)
+        return begin
 
 
 class PromptBook:
@@ -77,39 +89,37 @@ class PromptBook:
 
     def read(self, settings: Settings, row: Mapping[str, Any]) -> Prompt:
         """Return the prompt of a row of `Capture.lookups`."""
+        prompt = self.read_chain(settings, row)
+        prompt.common = identities(row["common"] or b"", prompt.key)[: len(prompt.ends)]
+        return prompt
+
+    def read_chain(self, settings: Settings, row: Mapping[str, Any]) -> Prompt:
+        """Return the prompt of a row of `Capture.lookups`, without what it names beside the chain."""
         key = row["key"] or b""
         hit = row["hit_tokens"] // settings.hash_block
-        chain = self._below(row, key, hit)
-        chain.extend(identities(row["values"] or b"", key))
+        chain = self._below(row, key, hit) if hit else []
+        if values := row["values"]:
+            chain.extend(identities(values, key))
         self._remember(chain, hit)
-        common = identities(row["common"] or b"", key)
-        ends = common_grid(row["hit_tokens"], row["prompt_tokens"])
-        whole = identities(row["prompt_digest"] or b"", key)
+        digest = row["prompt_digest"]
+        named = len(row["common"] or b"") // FINGERPRINT_BYTES
         return Prompt(
             chain=chain,
             tokens=row["prompt_tokens"],
-            whole=whole[0] if whole else UNKNOWN,
+            whole=identities(digest, key)[0] if digest and len(digest) >= FINGERPRINT_BYTES else UNKNOWN,
             key=key,
             lora=row["lora"] or b"",
             salt=row["salt"] or b"",
-            ends=ends[: len(common)],
-            common=common[: len(ends)],
+            ends=common_grid(row["hit_tokens"], row["prompt_tokens"])[:named],
         )
 
     def extend(self, prompt: Prompt, settings: Settings, first: int, values: bytes) -> int:
         """Append what a store names from position `first` on; return the index of the first new entry."""
-        start = first // settings.hash_block - 1
-        if start > len(prompt.chain):
-            prompt.chain.extend([UNKNOWN] * (start - len(prompt.chain)))
-        fresh = identities(values, prompt.key)[len(prompt.chain) - start :]
-        begin = len(prompt.chain)
-        prompt.chain.extend(fresh)
+        begin = prompt.extend(settings, first, values)
         self._remember(prompt.chain, begin)
         return begin
 
     def _below(self, row: Mapping[str, Any], key: bytes, hit: int) -> Chain:
-        if not hit:
-            return []
         at_hit = identities(row["hit_fingerprint"] or b"", key)
         if at_hit:
             known = self._where.get(at_hit[0], [])
@@ -124,9 +134,17 @@ class PromptBook:
         return chain
 
     def _remember(self, chain: Chain, begin: int) -> None:
-        fresh = set(chain[max(begin - 1, 0) :]).difference(self._where)
-        fresh.discard(UNKNOWN)
-        self._where.update(dict.fromkeys(fresh, chain))
+        where = self._where
+        fresh = dict.fromkeys(chain[begin - 1 :] if begin > 1 else chain, chain)
+        if not where.keys().isdisjoint(fresh):
+            fresh = {identity: chain for identity in fresh if identity not in where}
+        fresh.pop(UNKNOWN, None)
+        where.update(fresh)
+
+
+def kind_of(settings: Settings) -> Kind:
+    """Return what two replicas must have in common for their fingerprints to compare."""
+    return (settings.fingerprint_key_id, settings.hash_block, settings.lookahead)
 
 
 def marks_of(prompt: Prompt, settings: Settings) -> Iterator[tuple[int, int]]:
@@ -136,12 +154,6 @@ def marks_of(prompt: Prompt, settings: Settings) -> Iterator[tuple[int, int]]:
     yield from zip(prompt.ends, prompt.common, strict=True)
     if prompt.whole != UNKNOWN:
         yield prompt.tokens, prompt.whole
-
-
-def plain_marks(row: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return (position, identity) of the tokens alone, where multimodal items make the other fingerprints differ."""
-    values = identities(row["plain"] or b"", b"")
-    return list(zip(common_grid(row["hit_tokens"], row["prompt_tokens"]), values, strict=False))
 
 
 def common_prefix(one: Chain, other: Chain) -> int:

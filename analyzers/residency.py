@@ -1,9 +1,9 @@
 """What one life of a replica holds, group by group, as its stores and evictions say; and what became of the rest."""
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 
 from analyzers.events import Evicted, Stored
 from analyzers.evictions import takers_of
@@ -40,26 +40,61 @@ class Loss(NamedTuple):
     taker: int | None = None
 
 
-@dataclass
-class GroupResidency:
-    """One group: identities held now, ever held, refused, and lost.
+NumberedLoss = tuple[int, str, str, int, int | None, int]
+"""A `Loss` as a plain tuple, and the number of the event."""
+TIME: Final = 0
+REASON: Final = 2
+"""Places in it."""
 
-    `stored` counts the keys that were registered, `peak` those held at once at the most, `forgotten` those of `ever`
-    that are in it no more.
+
+class GroupResidency:
+    """One group: identities held now, and lost.
+
+    `stored` counts the keys that were registered, `peak` those held at once at the most, `forgotten` those once held
+    that are in `held` and `lost` no more.
     """
 
-    held: set[int] = field(default_factory=set)
-    ever: set[int] = field(default_factory=set)
-    refused: dict[int, Refusal] = field(default_factory=dict)
-    lost: dict[int, Loss] = field(default_factory=dict)
-    stored: int = 0
-    peak: int = 0
-    forgotten: int = 0
+    __slots__ = ("forgotten", "held", "lost", "peak", "stored")
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+        self.lost: dict[int, NumberedLoss] = {}
+        self.stored = 0
+        self.peak = 0
+        self.forgotten = 0
+
+    @property
+    def ever(self) -> set[int]:
+        """Identities ever held, as far as they are remembered: what is held no more was lost."""
+        return self.held.union(self.lost)
+
+    def has_had(self, identity: int) -> bool:
+        """Whether it holds an identity or lost it."""
+        return identity in self.held or identity in self.lost
+
+    def loss(self, identity: int) -> Loss | None:
+        """Return what became of an identity; None: it is held, or never was, or that is forgotten."""
+        lost = self.lost.get(identity)
+        return Loss(*lost[:-1]) if lost else None
 
     @property
     def distinct(self) -> int:
-        """Identities ever held, those of a life that is over included."""
-        return len(self.ever) + self.forgotten
+        """How many identities were ever held, those of a life that is over included."""
+        return len(self.held) + len(self.lost) + self.forgotten
+
+
+_Said = tuple[int, str, int | None, int | None]
+"""The number of an event, and of a refusal its request and its chunk."""
+
+
+class _Among(NamedTuple):
+    """Groups that stores speak of together; what was refused of their sparse ones, and what was never made of them."""
+
+    members: Sequence[GroupResidency]
+    dense: bool
+    sparse: Sequence[int]
+    masked: dict[int, _Said]
+    unmade: dict[int, _Said]
 
 
 class Residency:
@@ -70,7 +105,7 @@ class Residency:
         computed: identities of what was computed here, where there are no dense groups.
         over: another life of the replica has begun.
         peak: keys held per group when all together held most.
-        moments: (time in ns, keys held per group) at each lookup.
+        alone: the dense group, where there is one only and hits are made of whole blocks of it.
         everywhere: identities that a dense group had, or that were computed where there is none; shared with others.
 
     """
@@ -82,7 +117,7 @@ class Residency:
         self.computed: set[int] = set()
         self.over = False
         self.peak = [0 for _ in settings.groups]
-        self.moments: list[tuple[int, tuple[int, ...]]] = []
+        self._times, self._counts = array("q"), array("q")
         self.everywhere: set[int] = set()
         self._used: dict[int, int] = {}
         # By request, what each of its stores said of the mask: of which groups, the positions that it asked for and
@@ -91,34 +126,44 @@ class Residency:
         self._dense = [group.dense for group in settings.groups]
         self._held = 0
         self._most = 0
+        self._clock = 0
+        self._among: dict[tuple[int, ...], _Among] = {}
+        # Where a hit is made of whole blocks, one without the first is none.
+        whole = all(
+            group.block_size <= settings.alignment or group.block_size % settings.alignment
+            for group in settings.dense_groups
+        )
+        self._first = [
+            (group.block_size // settings.hash_block - 1, self.groups[group.index])
+            for group in settings.dense_groups if whole
+        ]  # fmt: skip
+        self.alone = settings.dense_groups[0] if len(self._first) == 1 else None
 
     def store(self, row: Stored, chain: Chain) -> None:
         """Apply what a store says of some groups, the prompt of whose request is `chain`."""
-        stored = self._named(row.stored, chain)
-        if stored:
-            self._used.update(dict.fromkeys(stored, row.start))
-        refused: list[dict[int, Refusal]] | None = None
-        sparse = []
-        for number in row.groups:
-            if not 0 <= number < len(self.groups):
-                continue
-            group = self.groups[number]
-            if stored:
-                self._hold(group, stored)
-            if self._dense[number]:
+        self._clock += 1
+        among = self._among.get(numbers := tuple(row.groups)) or self._sorted(numbers)
+        stored: Sequence[int] = ()
+        if row.stored:
+            stored = self._named(row.stored, chain)
+            self._hold(among.members, stored, row.start)
+            if among.dense:
                 self.everywhere.update(stored)
-                continue
-            sparse.append(number)
-            if refused is None:
-                refused = self._refusals(row, chain)
-            for each in refused:
-                _refuse(group, each)
-        if refused is None:
+        sparse = among.sparse
+        if not sparse:
             return
         if row.stored or row.wanted:
             self._told.setdefault(row.request, []).append((sparse, row.wanted, row.stored))
+        said = (self._clock, row.request, row.chunk_start, row.chunk_end)
+        if row.masked:
+            among.masked.update(dict.fromkeys(self._named(row.masked, chain), said))
+        if row.not_materialized:
+            among.unmade.update(dict.fromkeys(self._named(row.not_materialized, chain), said))
         if not self.settings.dense_groups:
-            for computed in (stored, *refused):
+            for computed in (
+                stored,
+                *(self._named(text, chain) for text in (row.masked, row.not_materialized) if text),
+            ):
                 self.computed.update(computed)
                 self.everywhere.update(computed)
 
@@ -129,20 +174,36 @@ class Residency:
             return
         if not 0 <= row.group < len(self.groups):
             return
-        group = self.groups[row.group]
+        self._clock += 1
+        group, clock = self.groups[row.group], self._clock
         time, evictor, reason = row.start, row.evictor or "", row.reason or "allocation"
         gone = identities(row.fingerprints, b"")
         if keys := row.keys:
             width = FINGERPRINT_BYTES
             gone = [each ^ mix_of(keys[width * i : width * (i + 1)]) for i, each in enumerate(gone)]
-        takers = takers_of(row.evictor_groups, len(gone))
-        before = len(group.held)
-        group.held.difference_update(gone[: len(takers)])
-        self._held += len(group.held) - before
-        ever, lost, used = group.ever, group.lost, self._used
-        for identity, taker in zip(gone, takers, strict=False):
-            if identity in ever:
-                lost[identity] = Loss(time, evictor, reason, used.get(identity, 0), taker)
+        held, lost, used = group.held, group.lost, self._used.get
+        before = len(held)
+        for identity, taker in zip(gone, takers_of(row.evictor_groups, len(gone)), strict=False):
+            if identity in held:
+                held.remove(identity)
+                lost[identity] = (time, evictor, reason, used(identity, 0), taker, clock)
+            elif known := lost.get(identity):
+                lost[identity] = (time, evictor, reason, used(identity, 0), taker, known[-1])
+        self._held += len(held) - before
+
+    def may_begin(self, chain: Chain) -> bool:
+        """Whether it may hold something of `chain` from the start; False: it lacks the first block."""
+        for index, group in self._first:  # noqa: SIM110 (a generator would cost more than all it asks)
+            if index >= len(chain) or chain[index] not in group.held:
+                return False
+        return True
+
+    def may_have_begun(self, chain: Chain) -> bool:
+        """Whether it may have held something of `chain` from the start."""
+        for index, group in self._first:
+            if index >= len(chain) or (chain[index] not in group.held and chain[index] not in group.lost):
+                return False
+        return True
 
     def unmade(self, group: int, request: str) -> set[int]:
         """Return the positions (tokens) that the mask wanted of `request` in `group`, and where no state was made."""
@@ -156,15 +217,24 @@ class Residency:
 
     def look(self, time: int) -> None:
         """Note how much is held at `time` (ns)."""
-        self.moments.append((time, tuple(len(group.held) for group in self.groups)))
+        self._times.append(time)
+        self._counts.extend([len(group.held) for group in self.groups])
+
+    @property
+    def moments(self) -> Sequence[tuple[int, tuple[int, ...]]]:
+        """Time (ns) and keys held per group at each lookup."""
+        width = len(self.groups)
+        return [(time, tuple(self._counts[i * width : (i + 1) * width])) for i, time in enumerate(self._times)]
 
     def use(self, chain: Chain, tokens: int, time: int) -> None:
         """Note that a request hit the first `tokens` of `chain` at `time` (ns)."""
-        self._used.update(dict.fromkeys(chain[: tokens // self.settings.hash_block], time))
+        if tokens:
+            self._used.update(dict.fromkeys(chain[: tokens // self.settings.hash_block], time))
 
     def clear(self, time: int) -> None:
         """Drop everything at `time` (ns): the cache was cleared, or this life is over."""
-        loss = Loss(time, "", "reset")
+        self._clock += 1
+        loss = (time, "", "reset", 0, None, self._clock)
         for group in self.groups:
             group.lost.update(dict.fromkeys(group.held, loss))
             group.held.clear()
@@ -176,44 +246,69 @@ class Residency:
         self.over = True
         self._used.clear()
         self._told.clear()
+        self._among.clear()
         for group, dense in zip(self.groups, self._dense, strict=True):
-            group.refused.clear()
             if not dense:
+                group.forgotten = group.distinct
                 group.lost.clear()
-                group.forgotten = len(group.ever)
-                group.ever.clear()
 
-    def _hold(self, group: GroupResidency, stored: Sequence[int]) -> None:
-        before = len(group.held)
-        known = len(group.ever)
-        group.held.update(stored)
-        group.ever.update(stored)
-        group.stored += len(stored)
-        held = len(group.held)
-        if held > before:
-            self._held += held - before
-            if held > group.peak:
-                group.peak = held
-            if self._held > self._most:
-                self._most = self._held
-                self.peak = [len(each.held) for each in self.groups]
-        _forget(group.refused, stored)
-        if known != len(group.ever) - len(stored):
-            _forget(group.lost, stored)
+    def _hold(self, members: Sequence[GroupResidency], stored: Sequence[int], time: int) -> None:
+        """Have some groups hold what was stored at `time` (ns)."""
+        before = self._held
+        if len(stored) == 1:
+            (identity,) = stored
+            self._used[identity] = time
+        else:
+            self._used.update(dict.fromkeys(stored, time))
+        for group in members:
+            held, lost = group.held, group.lost
+            known = len(held)
+            if len(stored) == 1:
+                held.add(identity)
+                lost.pop(identity, None)
+            else:
+                held.update(stored)
+                if not lost.keys().isdisjoint(stored):
+                    for each in stored:
+                        lost.pop(each, None)
+            group.stored += len(stored)
+            now = len(held)
+            self._held += now - known
+            if now > group.peak:
+                group.peak = now
+        if before < self._held > self._most:
+            self._most = self._held
+            self.peak = [len(each.held) for each in self.groups]
 
-    def _refusals(self, row: Stored, chain: Chain) -> list[dict[int, Refusal]]:
-        """Return what was refused, by state: `masked` first."""
-        states: Sequence[tuple[State, str]] = (("masked", row.masked), ("not_materialized", row.not_materialized))
-        return [
-            dict.fromkeys(self._named(text, chain), Refusal(row.request, state, row.chunk_start, row.chunk_end))
-            for state, text in states
-            if text
-        ]
+    def refusal(self, group: int, identity: int) -> Refusal | None:
+        """Return how a request left `group` without an identity that it has not held since; None: none did.
+
+        A state that was computed once and refused says more than one that another request never made.
+        """
+        if identity in self.groups[group].held:
+            return None
+        lost = self.groups[group].lost.get(identity)
+        since = lost[-1] if lost else 0
+        among = [each for each in self._among.values() if group in each.sparse]
+        states: Sequence[State] = ("masked", "not_materialized")
+        for state in states:
+            tables = (each.masked if state == "masked" else each.unmade for each in among)
+            said = max((table[identity] for table in tables if identity in table), default=None)
+            if said and said[0] > since:
+                _, request, start, end = said
+                return Refusal(request, state, start, end)
+        return None
+
+    def _sorted(self, numbers: tuple[int, ...]) -> "_Among":
+        """Return, and keep, which groups of a store there are, and of what kind."""
+        known = [number for number in numbers if 0 <= number < len(self.groups)]
+        sparse = tuple(number for number in known if not self._dense[number])
+        members = [self.groups[number] for number in known]
+        among = self._among[numbers] = _Among(members, len(sparse) < len(known), sparse, {}, {})
+        return among
 
     def _named(self, text: str, chain: Chain) -> list[int]:
         """Return the identities of the positions in `text` that are named, in their order."""
-        if not text:
-            return []
         slices = _slices(text, self.settings.hash_block)
         found = chain[slices[0]] if len(slices) == 1 else [each for one in slices for each in chain[one]]
         return [identity for identity in found if identity != UNKNOWN] if UNKNOWN in found else found
@@ -233,23 +328,3 @@ def _slices(text: str, unit: int) -> tuple[slice, ...]:
             first = run.start // unit - 1
             found.append(slice(first if first >= 0 else first + step, run[-1] // unit, step))
     return tuple(found)
-
-
-def _refuse(group: GroupResidency, refused: dict[int, Refusal]) -> None:
-    known, held = group.refused, group.held
-    if not held.isdisjoint(refused):
-        refused = {identity: refusal for identity, refusal in refused.items() if identity not in held}
-    if not known.keys().isdisjoint(refused):
-        # A state that was computed once and refused says more than one that another request never made.
-        refused = {
-            identity: refusal
-            for identity, refusal in refused.items()
-            if refusal.state == "masked" or identity not in known or known[identity].state != "masked"
-        }
-    known.update(refused)
-
-
-def _forget(known: dict[int, Any], identities: Sequence[int]) -> None:
-    if known and not known.keys().isdisjoint(identities):
-        for identity in identities:
-            known.pop(identity, None)

@@ -1,12 +1,12 @@
 """One prompt against one cache: how much of it is held, from the start and group by group. Lengths in tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import lcm
 from operator import indexOf
 
 from analyzers.finders import Positions
 from analyzers.prompts import Chain
-from analyzers.residency import Loss, Residency
+from analyzers.residency import GroupResidency, Loss, Residency
 from analyzers.settings import Group
 
 
@@ -16,15 +16,16 @@ class View:
     It holds for one moment: what has been found out once is not asked of the cache again.
     """
 
-    __slots__ = ("_leading", "_positions", "_reach", "chain", "residency", "shared", "unit")
+    __slots__ = ("_ever", "_held", "_leading", "_positions", "chain", "residency", "shared", "unit")
 
     def __init__(self, residency: Residency, chain: Chain, shared: int) -> None:
         self.residency = residency
         self.chain = chain
         self.shared = shared
         self.unit = residency.settings.hash_block
-        self._leading: dict[tuple[int, bool], int] = {}
-        self._reach: dict[bool, int] = {}
+        self._held: int | None = None
+        self._ever: int | None = None
+        self._leading: dict[int, int] = {}
         self._positions: dict[tuple[int, int], Positions] = {}
 
     def prefix(self, limit: int, ever: bool = False) -> int:
@@ -32,41 +33,57 @@ class View:
 
         Without dense groups: how much of it was computed here.
         """
-        limit = min(limit, self.shared)
+        if limit > self.shared:
+            limit = self.shared
         if not self.residency.settings.dense_groups:
             return last_of(self.chain, self.residency.computed, limit // self.unit, 1) * self.unit
-        if (known := self._reach.get(ever)) is None:
-            known = self._reach[ever] = self._reached(ever)
-        return min(limit, known)
+        if ever:
+            if self._ever is None:
+                self._ever = self._reached(self._leading_ever, GroupResidency.has_had)
+            return min(limit, self._ever)
+        if (held := self._held) is None:
+            held = self._held = self._reached(self.leading, _has)
+        return held if held < limit else limit
 
-    def _reached(self, ever: bool) -> int:
+    def _reached(self, leading: Callable[[Group], int], has: Callable[[GroupResidency, int], bool]) -> int:
+        if group := self.residency.alone:
+            return leading(group) * group.block_size
         settings = self.residency.settings
-        inside = settings.alignment
-        reached = [
-            self._inside(group, ever) if inside < group.block_size else self.leading(group, ever) * group.block_size
-            for group in settings.dense_groups
-        ]
+        grid = settings.alignment
+        reached = []
+        for group in settings.dense_groups:
+            length = leading(group) * group.block_size
+            if grid < group.block_size and not group.block_size % grid:
+                length = self._inside(group, length, has)
+            reached.append(length)
         return reached[0] if len(reached) == 1 else min(reached)
 
-    def leading(self, group: Group, ever: bool = False) -> int:
-        """Return how many blocks from the start `group` holds without a gap (or ever held)."""
-        key = (group.index, ever)
-        if (known := self._leading.get(key)) is None:
-            residency = self.residency.groups[group.index]
-            members = residency.ever if ever else residency.held
-            known = self._leading[key] = _leading(self.chain, members, group.block_size // self.unit)
+    def leading(self, group: Group) -> int:
+        """Return how many blocks from the start `group` holds without a gap."""
+        if (known := self._leading.get(group.index)) is None:
+            held = self.residency.groups[group.index].held
+            known = self._leading[group.index] = _leading(self.chain, held, group.block_size // self.unit)
         return known
 
-    def _inside(self, group: Group, ever: bool) -> int:
-        """Return how much `group` holds without a gap, a block's first part included where hits may end in it."""
-        grid, whole = self.residency.settings.alignment, len(self.chain) * self.unit
-        length = self.leading(group, ever) * group.block_size
-        if group.block_size % grid:
-            return length
+    def _leading_ever(self, group: Group) -> int:
+        """Return how many blocks from the start `group` has had without a gap."""
+        step = group.block_size // self.unit
+        blocks = self.chain if step == 1 else self.chain[step - 1 :: step]
         residency = self.residency.groups[group.index]
-        members = residency.ever if ever else residency.held
+        if not blocks or not residency.has_had(blocks[0]):
+            return 0
+        never = set(blocks).difference(residency.held).difference(residency.lost)
+        return indexOf(map(never.__contains__, blocks), True) if never else len(blocks)
+
+    def _inside(self, group: Group, length: int, has: Callable[[GroupResidency, int], bool]) -> int:
+        """Return what `group` has of the first `length` tokens and of the next block, in which hits may end."""
+        grid, unit, whole = self.residency.settings.alignment, self.unit, len(self.chain) * self.unit
+        residency = self.residency.groups[group.index]
         top = min(length + group.block_size - grid, whole // grid * grid)
-        return next((position for position in range(top, length, -grid) if self.is_in(members, position)), length)
+        for position in range(top, length, -grid):
+            if position % unit == 0 and has(residency, self.chain[position // unit - 1]):
+                return position
+        return length
 
     def is_in(self, members: set[int], position: int) -> bool:
         """Whether `members` have the prefix that ends at `position`."""
@@ -102,12 +119,28 @@ class View:
             return None
         return (first + indexOf(map(held.__contains__, beyond), True) + 1) * self.unit
 
+    def neighbours(self, position: int) -> tuple[Sequence[int | None], Sequence[int | None]]:
+        """Return `stored_below` and `stored_above` of every group."""
+        chain, groups = self.chain, self.residency.groups
+        holding = [not group.held.isdisjoint(chain) for group in groups]
+        if True not in holding:
+            nothing = _NOTHING.setdefault(len(groups), (None,) * len(groups))
+            return nothing, nothing
+        pairs = list(zip(self.residency.settings.groups, holding, strict=True))
+        return (
+            [self.stored_below(group, position) if some else None for group, some in pairs],
+            [self.stored_above(group, position) if some else None for group, some in pairs],
+        )
+
     def positions(self, groups: Sequence[Group]) -> Positions:
         """Return where all of `groups` have a key: one group, or those of an entry of the lookup's order."""
         key = (groups[0].index, len(groups))
         if (known := self._positions.get(key)) is None:
             known = self._positions[key] = _Held(self, groups)
         return known
+
+
+_NOTHING: dict[int, tuple[None, ...]] = {}
 
 
 class _Held(Positions):
@@ -131,9 +164,8 @@ class _Held(Positions):
             return super().leading(block, limit)
         blocks = limit // block
         for group, members in zip(self._groups, self._members, strict=True):
-            key = (group.index, False)
-            if (known := self._known.get(key)) is None:
-                known = self._known[key] = _leading(self._chain, members, block // self._unit)
+            if (known := self._known.get(group.index)) is None:
+                known = self._known[group.index] = _leading(self._chain, members, block // self._unit)
             blocks = min(blocks, known)
         return blocks * block
 
@@ -145,6 +177,10 @@ class _Held(Positions):
             if (low := min(found)) == max(found):
                 return low
             limit = low
+
+
+def _has(residency: GroupResidency, identity: int) -> bool:
+    return identity in residency.held
 
 
 def _leading(chain: Chain, members: set[int], step: int) -> int:
@@ -180,4 +216,4 @@ def loss_of(cache: Residency, chain: Chain, group: Group, position: int) -> Loss
     index = position // unit - 1
     if position % unit or not 0 <= index < len(chain):
         return None
-    return cache.groups[group.index].lost.get(chain[index])
+    return cache.groups[group.index].loss(chain[index])

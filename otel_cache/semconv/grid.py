@@ -3,6 +3,5 @@
 
 def common_grid(after: int, upto: int) -> list[int]:
     """Return the positions in (after, upto] of the common grid: 64, 128, then every 256 tokens."""
-    head = [position for position in (64, 128) if after < position <= upto]
-    first = max(256, (after // 256 + 1) * 256)
-    return head + list(range(first, upto + 1, 256))
+    rest = range((after // 256 + 1) * 256, upto + 1, 256)
+    return list(rest) if after >= 128 else [*(each for each in (64, 128) if after < each <= upto), *rest]

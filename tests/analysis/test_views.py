@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzers.finders import Positions
+from analyzers.others import AT_ONCE, latest_others
 from analyzers.residency import Residency
-from analyzers.seen import SeenPrefixes
 from analyzers.settings import Group, Settings, read_settings
 from analyzers.views import View
 from otel_cache.semconv import names
@@ -99,17 +100,43 @@ def test_neighbours_are_the_nearest(chain: list[int], held: set[int], position: 
     assert view.stored_above(group, position) == min((each for each in states if each > position), default=None)
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), chains), max_size=12), st.sampled_from([0, 7]))
-def test_the_latest_other_request_is_found(sends: list[tuple[int, list[int]]], mix: int) -> None:
-    """At each send: the last of its prefixes that another had before, and the latest that had it."""
-    seen, before = SeenPrefixes(), list[tuple[int, set[int]]]()
-    for place, (owner, chain) in enumerate(sends):
-        name = (0, f"r{owner}")
-        expected = None
-        for index, identity in enumerate(chain):
-            others = [at for at, (other, had) in enumerate(before) if other != owner and identity ^ mix in had]
-            expected = (index, others[-1]) if others else expected
-        assert seen.find_last(chain, name, mix) == expected
-        asks_again = owner in [other for other, _ in sends[place + 1 :]]
-        seen.add([identity ^ mix for identity in chain], seen.begin(name), asks_again)
-        before.append((owner, {identity ^ mix for identity in chain}))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), chains, st.booleans()), max_size=12),
+    st.sampled_from([0, 1 << 63]),
+    st.sampled_from([1, 1 << 40]),
+)
+def test_the_latest_other_request_is_found(sends: list[tuple[int, list[int], bool]], high: int, factor: int) -> None:
+    """Of everything that is named or asked for: the latest send of another that named it before."""
+    named = [high ^ identity * factor for _, chain, _ in sends for identity in chain]
+    acts = [act for act, (_, chain, _) in enumerate(sends) for _ in chain]
+    had = [sends[act][2] for act in acts]
+    expected = [
+        max((acts[j] for j in range(i) if had[j] and named[j] == named[i] and owner(sends, acts, i, j)), default=-1)
+        for i in range(len(named))
+    ]
+    owners = np.array([who for who, _, _ in sends], np.int64)
+    arrays = np.array(named, np.uint64), np.array(acts, np.int64)
+    assert latest_others(*arrays, owners, np.array(had, np.bool_)).tolist() == expected
+    if all(had):
+        assert latest_others(*arrays, owners).tolist() == expected
+
+
+def owner(sends: list[tuple[int, list[int], bool]], acts: list[int], one: int, other: int) -> bool:
+    """Whether two of what sends name are of different owners."""
+    return sends[acts[one]][0] != sends[acts[other]][0]
+
+
+def test_many_identities_are_found_as_few_are() -> None:
+    """They are put in order part by part."""
+    draw = np.random.default_rng(1)
+    pool = draw.integers(0, 1 << 63, AT_ONCE, dtype=np.uint64) * np.uint64(2)
+    named = pool[draw.integers(0, len(pool), AT_ONCE + 7)]
+    acts = np.arange(len(named)) // 5
+    owners = draw.integers(0, 100, acts[-1] + 1)
+    latest: dict[int, list[tuple[int, int]]] = {}
+    expected = []
+    for identity, act in zip(named.tolist(), acts.tolist(), strict=True):
+        before = latest.setdefault(identity, [])
+        expected.append(next((at for at, who in reversed(before) if who != owners[act]), -1))
+        before.append((act, owners[act]))
+    assert latest_others(named, acts, owners).tolist() == expected
