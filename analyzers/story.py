@@ -49,7 +49,7 @@ def stories(capture: Capture, request: str) -> list[Story]:
         raise UsageError("an empty REQUEST: is a variable unset?")
     capture = named_apart(capture)
     analysis = analyze(capture)
-    ids = {(row["life"], row["request_id"]) for row in _where(capture.requests, external_id=request)}
+    ids = set(capture.requests.filter(_given_out_as(request)).select("life", "request_id").iter_rows())
     found = [
         result
         for result in analysis.lookups
@@ -68,6 +68,13 @@ def _story(capture: Capture, analysis: Analysis, result: LookupResult) -> Story:
     looked = _where(capture.lookups, life=result.life, request_id=result.request_id, start=result.time)
     sources = [source for row in looked for source in hit_sources(capture, row, unit)]
     return Story(result, sorted(_moments(capture, analysis, result, sources)), sources)
+
+
+def _given_out_as(request: str) -> pl.Expr:
+    """Whether the API gave a request out by this id; of a completion vLLM numbers the prompts behind it."""
+    known = pl.col("external_id")
+    number = known.str.strip_prefix(request).str.contains(r"^-\d+$")
+    return (known == request) | (known.str.starts_with(request) & number)
 
 
 def _where(frame: pl.DataFrame, **equal: Any) -> Iterator[dict[str, Any]]:

@@ -102,7 +102,9 @@ def _parts(found: Comparison) -> list[tuple[str, list[str]]]:
     if found.only_before or found.only_after:
         says = f"{len(found.only_before):,} only before, {len(found.only_after):,} only after"
         parts.append(("Requests that are not in both, or not with one prompt", [says]))
-    if not found.moved:
+    if not found.matched:
+        parts.insert(0, ("No request is in both captures", ["nothing to compare: one is found again by id and prompt"]))
+    elif not found.moved:
         parts.insert(0, ("No request lost more or less than before", [f"{count(found.matched, 'request')} compared"]))
     return [(title, rows[:SHOWN]) for title, rows in parts if rows]
 

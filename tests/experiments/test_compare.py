@@ -63,6 +63,17 @@ def test_every_token_is_accounted_for(pairs: list[tuple[dict[str, int], dict[str
     assert all(move.tokens > 0 and move.before != move.after for move in found.moved)
 
 
+def test_captures_without_a_common_request(tmp_path: Path) -> None:
+    """Live traffic before and after has new ids: nothing was compared, and it says so first."""
+    other = tmp_path / "after.jsonl"
+    text = EXAMPLE.read_text() if isinstance(EXAMPLE, Path) else Path(EXAMPLE).read_text()
+    other.write_text(text.replace('"repeat-', '"later-').replace('"cold"', '"first"'))
+    done = command("diff", EXAMPLE, other)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "No request is in both captures" in done.stdout
+    assert "No request lost more or less" not in done.stdout
+
+
 def test_forms(tmp_path: Path) -> None:
     """A capture and its own report: nothing changed, in every form."""
     saved = tmp_path / "report.json"
