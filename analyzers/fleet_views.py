@@ -1,6 +1,6 @@
 """One prompt against every cache that could hold it: where it had been registered, and who holds it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from analyzers.prompts import Chain
@@ -165,23 +165,21 @@ class FleetViews:
         """Return how much of the prompt one of the caches has ever had, at most `limit` tokens."""
         here = self._here
         best = here.prefix(limit, ever=True)
-        bound: int | None = None
-        for view in self._likeliest_first():
-            if best >= limit or (bound is not None and best >= bound and not self._others):
-                break
+        if self._first and best < limit:
+            best = max(best, self._view(self._first).prefix(limit, ever=True))
+        if best >= limit:
+            return best
+        # No cache has had more than the last prefix that any has had.
+        last = last_of(here.chain, self._caches.ever, len(here.chain), 1) * here.unit
+        bound = min(limit, here.shared, last)
+        for view in self._others:
             best = max(best, view.prefix(limit, ever=True))
-            if bound is None:
-                # No cache has had more than the last prefix that any has had.
-                last = last_of(here.chain, self._caches.ever, len(here.chain), 1) * here.unit
-                bound = min(limit, here.shared, last)
+        for cache in self._caches.members:
+            if best >= bound:
+                break
+            if cache.may_have_begun(here.chain):
+                best = max(best, self._view(cache).prefix(limit, ever=True))
         return best
-
-    def _likeliest_first(self) -> Iterator[View]:
-        if self._first:
-            yield self._view(self._first)
-        yield from self._others
-        chain = self._here.chain
-        yield from (self._view(cache) for cache in self._caches.members if cache.may_have_begun(chain))
 
     def held(self, limit: int) -> int:
         """Return how much of the prompt one of the caches holds, at most `limit` tokens."""

@@ -115,7 +115,8 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
     settings = here.residency.settings
     walk = _Walk(prompt.tokens)
     same_key = scene.seen.same_key
-    walk.down(model.COLD, max(scene.seen.any_key, same_key))
+    any_key = scene.seen.any_key
+    walk.down(model.COLD, any_key if any_key > same_key else same_key)
     walk.down(model.KEY_DIFFERENCE, same_key)
     grid = _last_boundary(settings, walk.at, limit)
     if grid == 0 < walk.at:

@@ -38,9 +38,9 @@ class View:
         if not self.residency.settings.dense_groups:
             return last_of(self.chain, self.residency.computed, limit // self.unit, 1) * self.unit
         if ever:
-            if self._ever is None:
-                self._ever = self._reached(self._leading_ever, GroupResidency.has_had)
-            return min(limit, self._ever)
+            if (had := self._ever) is None:
+                had = self._ever = self._reached(self._leading_ever, GroupResidency.has_had)
+            return had if had < limit else limit
         if (held := self._held) is None:
             held = self._held = self._reached(self.leading, _has)
         return held if held < limit else limit
@@ -68,10 +68,10 @@ class View:
     def _leading_ever(self, group: Group) -> int:
         """Return how many blocks from the start `group` has had without a gap."""
         step = group.block_size // self.unit
-        blocks = self.chain if step == 1 else self.chain[step - 1 :: step]
         residency = self.residency.groups[group.index]
-        if not blocks or not residency.has_had(blocks[0]):
+        if len(self.chain) < step or not residency.has_had(self.chain[step - 1]):
             return 0
+        blocks = self.chain if step == 1 else self.chain[step - 1 :: step]
         never = set(blocks).difference(residency.held).difference(residency.lost)
         return indexOf(map(never.__contains__, blocks), True) if never else len(blocks)
 
@@ -159,13 +159,14 @@ class _Held(Positions):
         return all(identity in members for members in self._members)
 
     def leading(self, block: int, limit: int) -> int:
-        if any(group.block_size != block for group in self._groups):
-            return super().leading(block, limit)
         blocks = limit // block
         for group, members in zip(self._groups, self._members, strict=True):
+            if group.block_size != block:
+                return super().leading(block, limit)
             if (known := self._known.get(group.index)) is None:
                 known = self._known[group.index] = _leading(self._chain, members, block // self._unit)
-            blocks = min(blocks, known)
+            if known < blocks:
+                blocks = known
         return blocks * block
 
     def last(self, step: int, limit: int) -> int:
