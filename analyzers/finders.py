@@ -60,13 +60,7 @@ class Agreed(NamedTuple):
 
 def find(group: Group, holds: Positions, limit: int, drop: bool, alignment: int) -> Found:
     """Return the longest hit of one kind of group that ends at or below `limit`."""
-    if group.kind == names.KIND_MAMBA:
-        return _find_mamba(group, holds, limit, alignment)
-    if group.kind == names.KIND_SLIDING_WINDOW:
-        return _find_window(group, holds, limit, drop, alignment)
-    if group.kind == names.KIND_CHUNKED_LOCAL:
-        return _find_chunked(group, holds, limit)
-    return _find_full(group, holds, limit, drop, alignment)
+    return _FINDERS.get(group.kind, _find_full)(group, holds, limit, drop, alignment)
 
 
 def _find_full(group: Group, holds: Positions, limit: int, drop: bool, alignment: int) -> Found:
@@ -81,7 +75,7 @@ def _find_full(group: Group, holds: Positions, limit: int, drop: bool, alignment
     return Found(length, hit - hit % alignment)
 
 
-def _find_mamba(group: Group, holds: Positions, limit: int, alignment: int) -> Found:
+def _find_mamba(group: Group, holds: Positions, limit: int, _drop: bool, alignment: int) -> Found:
     block = group.block_size
     step = alignment if _inside_blocks(block, alignment) else lcm(block, alignment)
     position = holds.last(step, limit)
@@ -108,12 +102,19 @@ def _find_window(group: Group, holds: Positions, limit: int, drop: bool, alignme
     return Found(matched * block, hit * block)
 
 
-def _find_chunked(group: Group, holds: Positions, limit: int) -> Found:
+def _find_chunked(group: Group, holds: Positions, limit: int, _drop: bool, _alignment: int) -> Found:
     block = group.block_size
     length = limit // group.window * group.window // block * block
     while length + block <= limit and holds(length + block):
         length += block
     return Found(length, length)
+
+
+_FINDERS = {
+    names.KIND_MAMBA: _find_mamba,
+    names.KIND_SLIDING_WINDOW: _find_window,
+    names.KIND_CHUNKED_LOCAL: _find_chunked,
+}
 
 
 def window_blocks(group: Group, drop: bool) -> int:
@@ -166,8 +167,13 @@ def agreement(settings: Settings, held: PositionsOf, limit: int, hashed: int, dr
         group = settings.groups[0]
         alone = find(group, held((group,)), limit, drop and group.drops, group.block_size).hit
         return Agreed(alone, alone)
-    simple = len(settings.order) == 2 and settings.groups[settings.order[0][0]].dense
+    beyond = hashed if settings.block_beyond else limit
     hit, longest = limit, 0
+    if settings.one_pass:
+        for groups in settings.lookup_sets:
+            hit = _next_hit(settings, groups, held, hit, beyond, drop and groups[0].flagged)
+            longest = max(longest, hit)
+        return Agreed(min(hit, limit), longest)
     verified: set[int] = set()
     dense_hits: dict[int, int] = {}
     while True:
@@ -178,11 +184,7 @@ def agreement(settings: Settings, held: PositionsOf, limit: int, hashed: int, dr
                 current = min(current, dense_hits[index])
                 continue
             to_drop = drop and group.flagged and index not in verified
-            asked = current
-            if to_drop and group.drops:
-                beyond = hashed if settings.block_beyond else limit
-                asked = min(current + drop_unit(settings, group), beyond)
-            found = find(group, held(groups), asked, to_drop and group.drops, settings.alignment).hit
+            found = _next_hit(settings, groups, held, current, beyond, to_drop)
             if to_drop:
                 verified.add(index)
             elif found < current:
@@ -194,8 +196,17 @@ def agreement(settings: Settings, held: PositionsOf, limit: int, hashed: int, dr
         if current >= hit:
             return Agreed(hit, longest)
         hit = current
-        if simple:
-            return Agreed(hit, longest)
+
+
+def _next_hit(
+    settings: Settings, groups: Sequence[Group], held: PositionsOf, current: int, beyond: int, drop: bool
+) -> int:
+    """Return the hit of some groups that are looked up together, after a hit of `current` of those before."""
+    group = groups[0]
+    drop = drop and group.drops
+    if drop:
+        current = min(current + drop_unit(settings, group), beyond)
+    return find(group, held(groups), current, drop, settings.alignment).hit
 
 
 def furthest(settings: Settings, held: PositionsOf, limit: int, hashed: int) -> int:

@@ -1,12 +1,10 @@
 """One prompt against every cache that could hold it: where it had been registered, and who holds it."""
 
-from collections.abc import Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from analyzers.prompts import Chain
-from analyzers.residency import REASON, TIME, Loss, NumberedLoss, Residency
-from analyzers.settings import Group
+from analyzers.residency import REASON, TIME, GroupResidency, Loss, NumberedLoss, Residency
 from analyzers.views import View, last_of
 
 
@@ -26,13 +24,18 @@ class Lost(NamedTuple):
     reset: bool
 
 
+Owned = tuple[GroupResidency, Residency]
+"""A dense group, and its cache."""
+
+
 class Caches:
     """The caches of replicas whose fingerprints compare.
 
     Attributes:
         members: those of lives that have begun, in that order.
         living: of these, those that can hold something.
-        past: of these, those that cannot, and when (ns) they ended, in that order.
+        dense: the dense groups of the living, by block size, each with its cache.
+        past: of what dense groups lost in lives that are over, the one that lost it last, by block size.
         ever: every prefix that a dense group of one of them had, or that was computed where there is none.
         evicted: what dense groups of past lives lost before they ended, by block size.
 
@@ -41,7 +44,8 @@ class Caches:
     def __init__(self) -> None:
         self.members: list[Residency] = []
         self.living: list[Residency] = []
-        self.past: list[tuple[int, Residency]] = []
+        self.dense: dict[int, list[Owned]] = {}
+        self.past: dict[int, dict[int, Owned]] = {}
         self.ever: set[int] = set()
         self.evicted: dict[int, set[int]] = {}
 
@@ -50,46 +54,55 @@ class Caches:
         cache.everywhere = self.ever
         self.members.append(cache)
         self.living.append(cache)
+        for group in cache.settings.dense_groups:
+            self.dense.setdefault(group.block_size, []).append((cache.groups[group.index], cache))
 
     def end(self, cache: Residency, time: int) -> None:
         """Note that a life is over, at `time` (ns): it holds nothing, and will not."""
         if cache.settings.dense_groups and cache in self.living:
             self.living.remove(cache)
-            self.past.append((time, cache))
-            for group in cache.settings.dense_groups:
-                lost = cache.groups[group.index].lost
-                gone = (identity for identity, loss in lost.items() if loss[REASON] != "reset")
-                self.evicted.setdefault(group.block_size, set()).update(gone)
+            owned = [(group.block_size, (cache.groups[group.index], cache)) for group in cache.settings.dense_groups]
+            for block, own in owned:
+                self.dense[block].remove(own)
+                self._note_lost(block, own)
+            for block, own in owned:
+                # No loss is later than those of now.
+                self.past[block].update(dict.fromkeys(own[0].held, own))
         cache.finish(time)
 
-
-def lost_by(residency: Residency, chain: Chain, position: int) -> Lost | None:
-    """Return what one replica lost of the first block beyond `position` (tokens) of `chain`."""
-    losses = _losses(residency, chain, position)
-    if not losses:
-        return None
-    last = max(losses, key=itemgetter(TIME))
-    gone = [
-        group.index for group in residency.settings.dense_groups
-        if (index := _beyond(residency, group, position)) < len(chain)
-        and chain[index] in residency.groups[group.index].lost
-    ]  # fmt: skip
-    return Lost(Loss(*last[:-1]), residency, gone, all(loss[REASON] == "reset" for loss in losses))
+    def _note_lost(self, block: int, own: Owned) -> None:
+        """Note what a group has lost before its life ends."""
+        lost = own[0].lost
+        gone = {identity for identity, loss in lost.items() if loss[REASON] != "reset"}
+        self.evicted.setdefault(block, set()).update(gone)
+        past = self.past.setdefault(block, {})
+        for identity, loss in lost.items():
+            if (before := past.get(identity)) is None or before[0].lost[identity][TIME] <= loss[TIME]:
+                past[identity] = own
 
 
-def _losses(residency: Residency, chain: Chain, position: int) -> list[NumberedLoss]:
-    """Return the losses, by dense groups of one replica, of the first block beyond `position` (tokens) of `chain`."""
-    found = []
+def lost_by(residency: Residency, chain: Chain, position: int, reset: bool | None = None) -> Lost | None:
+    """Return what one replica lost of the first block beyond `position` (tokens) of `chain`.
+
+    `reset`: what is known of the others too.
+    """
+    last: NumberedLoss | None = None
+    cleared, gone = True, []
     for group in residency.settings.dense_groups:
-        index = _beyond(residency, group, position)
+        index = _beyond(position, group.block_size, residency.settings.hash_block)
         if index < len(chain) and (loss := residency.groups[group.index].lost.get(chain[index])):
-            found.append(loss)
-    return found
+            gone.append(group.index)
+            cleared = cleared and loss[REASON] == "reset"
+            if last is None or loss[TIME] > last[TIME]:
+                last = loss
+    if last is None:
+        return None
+    return Lost(Loss(*last[:-1]), residency, gone, cleared if reset is None else reset)
 
 
-def _beyond(residency: Residency, group: Group, position: int) -> int:
-    """Return the entry of a chain at the end of the first block of `group` beyond `position` (tokens)."""
-    return (position // group.block_size + 1) * group.block_size // residency.settings.hash_block - 1
+def _beyond(position: int, block: int, unit: int) -> int:
+    """Return the entry of a chain, one every `unit` tokens, at which the first block beyond `position` ends."""
+    return (position // block + 1) * block // unit - 1
 
 
 class FleetViews:
@@ -97,6 +110,8 @@ class FleetViews:
 
     `first` is a cache that is likely to have had much of it.
     """
+
+    __slots__ = ("_caches", "_first", "_here", "_others", "_views")
 
     def __init__(self, caches: Caches, here: View, others: Sequence[View] = (), first: Residency | None = None) -> None:
         self._caches = caches
@@ -119,50 +134,52 @@ class FleetViews:
 
     def lost(self, position: int) -> Lost | None:
         """Return what all replicas lost of the first dense block beyond `position` (tokens), in lives past or not."""
-        latest, by, reset = -1, None, True
-        chain = self._here.chain
-        named = [(cache, chain) for cache in self._caches.living]
-        if self._others:
-            named += [(view.residency, view.chain) for view in self._others]
-        for cache, as_named in named:
-            for lost in _losses(cache, as_named, position):
-                reset = reset and lost[REASON] == "reset"
-                if lost[TIME] > latest:
-                    latest, by = lost[TIME], (cache, as_named)
-        for end, cache in reversed(self._caches.past):
-            if latest >= end:
-                break
-            for lost in _losses(cache, chain, position):
-                if lost[TIME] > latest:
-                    latest, by = lost[TIME], (cache, chain)
-        found = lost_by(*by, position) if by else None
-        return found._replace(reset=reset and not self._evicted_before(position)) if found else None
-
-    def _evicted_before(self, position: int) -> bool:
-        """Whether a life that is over had lost the first dense block beyond `position` before it ended."""
-        beyond = ((gone, (position // block + 1) * block) for block, gone in self._caches.evicted.items())
-        return any(self._here.is_in(gone, end) for gone, end in beyond)
+        latest, reset = -1, True
+        by: tuple[Residency, Chain] | None = None
+        chain, unit, caches = self._here.chain, self._here.unit, self._caches
+        for block, groups in caches.dense.items():
+            index = _beyond(position, block, unit)
+            if index >= len(chain):
+                continue
+            identity = chain[index]
+            for residency, cache in groups:
+                if loss := residency.lost.get(identity):
+                    reset = reset and loss[REASON] == "reset"
+                    if loss[TIME] > latest:
+                        latest, by = loss[TIME], (cache, chain)
+        for view in self._others:
+            if lost := lost_by(view.residency, view.chain, position):
+                reset = reset and lost.reset
+                if lost.loss.time > latest:
+                    latest, by = lost.loss.time, (view.residency, view.chain)
+        for block, past in caches.past.items():
+            index = _beyond(position, block, unit)
+            if index < len(chain) and (over := past.get(chain[index])):
+                reset = reset and chain[index] not in caches.evicted[block]
+                residency, cache = over
+                if (last := residency.lost[chain[index]][TIME]) > latest:
+                    latest, by = last, (cache, chain)
+        return lost_by(*by, position, reset) if by else None
 
     def registered(self, limit: int) -> int:
         """Return how much of the prompt one of the caches has ever had, at most `limit` tokens."""
-        best = 0
         here = self._here
-        top = min(limit, here.shared)
+        best = here.prefix(limit, ever=True)
+        if self._first and best < limit:
+            best = max(best, self._view(self._first).prefix(limit, ever=True))
+        if best >= limit:
+            return best
         # No cache has had more than the last prefix that any has had.
-        bound = min(top, last_of(here.chain, self._caches.ever, len(here.chain), 1) * here.unit)
-        for view in self._likeliest_first():
+        last = last_of(here.chain, self._caches.ever, len(here.chain), 1) * here.unit
+        bound = min(limit, here.shared, last)
+        for view in self._others:
             best = max(best, view.prefix(limit, ever=True))
-            if best >= limit or (best >= bound and not self._others):
+        for cache in self._caches.members:
+            if best >= bound:
                 break
+            if cache.may_have_begun(here.chain):
+                best = max(best, self._view(cache).prefix(limit, ever=True))
         return best
-
-    def _likeliest_first(self) -> Iterator[View]:
-        yield self._here
-        if self._first:
-            yield self._view(self._first)
-        yield from self._others
-        chain = self._here.chain
-        yield from (self._view(cache) for cache in self._caches.members if cache.may_have_begun(chain))
 
     def held(self, limit: int) -> int:
         """Return how much of the prompt one of the caches holds, at most `limit` tokens."""

@@ -7,6 +7,7 @@ the prompts and the settings; the lookup's own result is compared at the end onl
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from analyzers import model
@@ -52,13 +53,20 @@ class Scene(NamedTuple):
     holes_later: bool = False
 
 
+_NOTHING: Mapping[str, Any] = {}
+
+
 class Step(NamedTuple):
     """Tokens from `lower` to `upper` that were lost to `cls`, and what says so."""
 
     cls: str
     upper: int
     lower: int
-    data: Mapping[str, Any] = {}
+    data: Mapping[str, Any] = _NOTHING
+
+
+# What `Step` does, without a frame of the interpreter for each.
+_make_step = partial(tuple.__new__, Step)
 
 
 @dataclass(slots=True)
@@ -95,9 +103,9 @@ class _Walk:
         self.steps: list[Step] = []
         self.reasons: list[str] = []
 
-    def down(self, cls: str, lower: int, **data: Any) -> None:
+    def down(self, cls: str, lower: int, data: Mapping[str, Any] = _NOTHING) -> None:
         if self.at > lower:
-            self.steps.append(Step(cls, self.at, lower, data))
+            self.steps.append(_make_step((cls, self.at, lower, data)))
             self.at = lower
 
 
@@ -106,32 +114,35 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
     here, limit = scene.here, scene.limit
     settings = here.residency.settings
     walk = _Walk(prompt.tokens)
-    walk.down(model.COLD, max(scene.seen.any_key, scene.seen.same_key))
-    walk.down(model.KEY_DIFFERENCE, scene.seen.same_key)
+    same_key = scene.seen.same_key
+    any_key = scene.seen.any_key
+    walk.down(model.COLD, any_key if any_key > same_key else same_key)
+    walk.down(model.KEY_DIFFERENCE, same_key)
     grid = _last_boundary(settings, walk.at, limit)
     if grid == 0 < walk.at:
         walk.reasons.append("below_minimum")
         walk.down(model.ALIGNMENT, 0)
     walk.down(model.TAIL, grid)
     if not walk.at:
-        return Explained(0, 0, _certain(walk.steps, scene, prompt.tokens, 0), (), 0, (), _joined(walk.reasons))
+        return _nothing_left(walk, scene, prompt.tokens, 0)
 
     hashed = len(prompt.chain) * settings.hash_block
     # What is held was registered: where all is, nothing else is to be asked.
-    once = walk.at
-    if here.prefix(walk.at) < walk.at:
-        once = here.prefix(walk.at, ever=True)
+    once = registered = walk.at
+    local = here.prefix(once)
+    if local < once:
+        once = here.prefix(once, ever=True)
         _registration(walk, scene, once)
-    registered = walk.at
-    local = here.prefix(walk.at)
-    completed = min(walk.at, furthest(settings, here.positions, limit, hashed)) if scene.completed else 0
+        registered = walk.at
+        if local > registered:
+            local = here.prefix(registered)
+    completed = min(registered, furthest(settings, here.positions, limit, hashed)) if scene.completed else 0
     _residence(walk, scene, max(local, completed), once)
-
     if not walk.at:
-        return Explained(0, 0, _certain(walk.steps, scene, prompt.tokens, once), (), 0, (), _joined(walk.reasons))
+        return _nothing_left(walk, scene, prompt.tokens, once)
 
     # A state of a sparse group can be no further on than what an earlier request had of the prompt.
-    possible = min(hashed, max(0, scene.seen.same_key - settings.lookahead))
+    possible = min(hashed, max(0, same_key - settings.lookahead))
     dense_only = _dense_only(here, possible)
     held = walk.at
     needed = completed if scene.completed else min(held, agree(settings, dense_only, limit, hashed))
@@ -155,7 +166,14 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
     return result
 
 
+def _nothing_left(walk: _Walk, scene: Scene, tokens: int, once: int) -> Explained:
+    """Return the ladder of a lookup that could not have a hit."""
+    return Explained(0, 0, _certain(walk.steps, scene, tokens, once), (), 0, (), _joined(walk.reasons))
+
+
 def _joined(reasons: Sequence[str]) -> str:
+    if not reasons:
+        return ""
     return reasons[0] if len(reasons) == 1 else ",".join(dict.fromkeys(reasons))
 
 
@@ -174,7 +192,7 @@ def _registration(walk: _Walk, scene: Scene, once: int) -> None:
         inside = at - soon < block and bool(settings.dense_groups)
         walk.reasons.append("inside_block" if inside else "never_registered")
         walk.down(model.ALIGNMENT if inside else model.NOT_MATERIALIZED, soon)
-    walk.down(model.IN_FLIGHT, registered, producer=coming.producer, registered_at=coming.time)
+    walk.down(model.IN_FLIGHT, registered, {"producer": coming.producer, "registered_at": coming.time})
 
 
 def _residence(walk: _Walk, scene: Scene, local: int, once: int) -> None:
@@ -190,7 +208,7 @@ def _residence(walk: _Walk, scene: Scene, local: int, once: int) -> None:
         if walk.at > up:
             _lost(walk, _lost_here(scene, up), up)
     if local < walk.at:
-        walk.down(model.HELD_ELSEWHERE, max(local, min(once, walk.at)), **_there(scene, walk.at, up))
+        walk.down(model.HELD_ELSEWHERE, max(local, min(once, walk.at)), _there(scene, walk.at, up))
         if walk.at > local:
             _lost(walk, _lost_here(scene, local), local)
 
@@ -223,10 +241,11 @@ def _lost_here(scene: Scene, position: int) -> Lost | None:
 
 def _lost(walk: _Walk, lost: Lost | None, lower: int) -> None:
     """Step down to `lower` for what was lost of the first dense block beyond it."""
-    data: dict[str, Any] = {"groups": []}
-    if lost:
-        data = {"loss": lost.loss, "replica": lost.residency.replica, "groups": list(lost.groups)}
-    walk.down(model.RESET if lost and lost.reset else model.EVICTED, lower, **data)
+    if lost is None:
+        walk.down(model.EVICTED, lower, {"groups": []})
+        return
+    data = {"loss": lost.loss, "replica": lost.residency.replica, "groups": lost.groups}
+    walk.down(model.RESET if lost.reset else model.EVICTED, lower, data)
 
 
 def _states(walk: _Walk, here: View, result: Explained) -> None:
@@ -243,7 +262,7 @@ def _states(walk: _Walk, here: View, result: Explained) -> None:
     data: dict[str, Any] = {"loss": loss, "replica": here.residency.replica} if loss else {}
     if result.gone:
         data["intact"] = result.intact
-    walk.down(cls, result.predicted, **data)
+    walk.down(cls, result.predicted, data)
 
 
 def _last_loss(steps: Sequence[Step]) -> str:

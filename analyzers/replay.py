@@ -17,7 +17,7 @@ from analyzers.events import (
 )
 from analyzers.finders import agree
 from analyzers.fleet_views import Caches, FleetViews
-from analyzers.ladder import Explained, Scene, explain
+from analyzers.ladder import Coming, Explained, Scene, explain
 from analyzers.lookups import Lookup, lookups_of
 from analyzers.missing import Missing
 from analyzers.producers import Producers
@@ -156,18 +156,11 @@ class Replay:
             others = [other for other, kind in enumerate(self._kinds) if kind[0] == self._kinds[life][0]]
             elsewhere = elsewhere or any(holes.by_now(other) for other in others if other != life)
             later = later or any(holes.ever(other) for other in others)
-        return Scene(
-            limit=lookup.limit,
-            seen=lookup.before,
-            here=view,
-            fleet=fleet,
-            coming=lambda after: self._producers.coming(
-                lookup.prompt.chain, self._comparable(life), after, time, name, self._prompts
-            ),
-            completed=lookup.connector,
-            holes_elsewhere=elsewhere,
-            holes_later=later,
-        )
+
+        def coming(after: int) -> Coming:
+            return self._producers.coming(lookup.prompt.chain, self._comparable(life), after, time, name, self._prompts)
+
+        return Scene(lookup.limit, lookup.before, view, fleet, coming, lookup.connector, elsewhere, later)
 
     def _append(
         self, life: int, lookup: Lookup, explained: Explained | None, elsewhere: Elsewhere | None, view: View
@@ -205,9 +198,9 @@ class Replay:
         relative, first = lookup.before.relative, None
         if relative is not None and self._kinds[other := self.replayed[relative].row["life"]] == own:
             first = self.caches[other]
-        others = [
-            View(self.caches[name[0]], self._prompts[name].chain, shared) for name, shared in lookup.before.elsewhere
-        ]
+        others: Sequence[View] = ()
+        if elsewhere := lookup.before.elsewhere:
+            others = [View(self.caches[name[0]], self._prompts[name].chain, shared) for name, shared in elsewhere]
         return FleetViews(self._caches[own], here, others, first)
 
     def _previous_turn(self, prompt: Prompt, relative: int | None, shared: int) -> int | None:
@@ -222,13 +215,13 @@ class Replay:
         """Return what the other replicas would have given; None where there are none."""
         if len(self.caches) == 1:
             return None
-        own = lookup.row["hit_tokens"]
-        limit, best = lookup.limit, own
-        names = [self._capture.lives[life].replica]
+        own, here = lookup.row["hit_tokens"], self.caches[life]
         previous = own if turn == life else None if turn is None else 0
+        best, names = own, [here.replica]
+        limit = lookup.limit
         for view in fleet.holding:
             residency = view.residency
-            if residency is self.caches[life] or residency.over or not view.prefix(limit):
+            if residency is here or residency.over or not view.prefix(limit):
                 continue
             hit = hit_on(view, limit)
             if turn is not None and residency is self.caches[turn]:
@@ -237,7 +230,7 @@ class Replay:
                 best, names = hit, [residency.replica]
             elif hit == best:
                 names.append(residency.replica)
-        return Elsewhere(best, sorted(names), previous)
+        return Elsewhere(best, sorted(names) if len(names) > 1 else names, previous)
 
 
 def hit_on(view: View, limit: int) -> int:

@@ -96,6 +96,11 @@ class Settings:
         return all(self.groups[i].kind in KNOWN_KINDS for ids in self.order for i in ids)
 
     @cached_property
+    def one_pass(self) -> bool:
+        """Whether the lookup asks every group once: there are two entries in its order, and the first is dense."""
+        return len(self.order) == 2 and self.groups[self.order[0][0]].dense
+
+    @cached_property
     def minimum(self) -> int:
         """The shortest prefix that can be cached at all, in tokens."""
         sizes = [self.groups[i].block_size for ids in self.order for i in ids]

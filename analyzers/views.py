@@ -38,9 +38,9 @@ class View:
         if not self.residency.settings.dense_groups:
             return last_of(self.chain, self.residency.computed, limit // self.unit, 1) * self.unit
         if ever:
-            if self._ever is None:
-                self._ever = self._reached(self._leading_ever, GroupResidency.has_had)
-            return min(limit, self._ever)
+            if (had := self._ever) is None:
+                had = self._ever = self._reached(self._leading_ever, GroupResidency.has_had)
+            return had if had < limit else limit
         if (held := self._held) is None:
             held = self._held = self._reached(self.leading, _has)
         return held if held < limit else limit
@@ -68,10 +68,10 @@ class View:
     def _leading_ever(self, group: Group) -> int:
         """Return how many blocks from the start `group` has had without a gap."""
         step = group.block_size // self.unit
-        blocks = self.chain if step == 1 else self.chain[step - 1 :: step]
         residency = self.residency.groups[group.index]
-        if not blocks or not residency.has_had(blocks[0]):
+        if len(self.chain) < step or not residency.has_had(self.chain[step - 1]):
             return 0
+        blocks = self.chain if step == 1 else self.chain[step - 1 :: step]
         never = set(blocks).difference(residency.held).difference(residency.lost)
         return indexOf(map(never.__contains__, blocks), True) if never else len(blocks)
 
@@ -105,32 +105,31 @@ class View:
         """Return what became of the key that `group` had for the prefix that ends at `position`, if it lost it."""
         return loss_of(self.residency, self.chain, group, position)
 
-    def stored_below(self, group: Group, position: int) -> int | None:
-        """Return the deepest position at or below `position` that `group` holds; None: there is none."""
-        held = self.residency.groups[group.index].held
-        return last_of(self.chain, held, position // self.unit, 1) * self.unit or None
-
-    def stored_above(self, group: Group, position: int) -> int | None:
-        """Return the nearest position above `position` that `group` holds; None: there is none."""
-        held = self.residency.groups[group.index].held
-        first = position // self.unit
-        beyond = self.chain[first:]
-        if held.isdisjoint(beyond):
-            return None
-        return (first + indexOf(map(held.__contains__, beyond), True) + 1) * self.unit
-
     def neighbours(self, position: int) -> tuple[Sequence[int | None], Sequence[int | None]]:
-        """Return `stored_below` and `stored_above` of every group."""
-        chain, groups = self.chain, self.residency.groups
-        holding = [not group.held.isdisjoint(chain) for group in groups]
-        if True not in holding:
+        """Return of every group the deepest position at or below `position` that it holds, and the nearest above.
+
+        None: there is none.
+        """
+        chain, groups, unit = self.chain, self.residency.groups, self.unit
+        first = position // unit
+        beyond: Chain | None = None
+        below: list[int | None] = []
+        above: list[int | None] = []
+        for group in groups:
+            held = group.held
+            low = high = None
+            if not held.isdisjoint(chain):
+                low = last_of(chain, held, first, 1) * unit or None
+                if beyond is None:
+                    beyond = chain[first:]
+                if not held.isdisjoint(beyond):
+                    high = (first + indexOf(map(held.__contains__, beyond), True) + 1) * unit
+            below.append(low)
+            above.append(high)
+        if beyond is None:
             nothing = _NOTHING.setdefault(len(groups), (None,) * len(groups))
             return nothing, nothing
-        pairs = list(zip(self.residency.settings.groups, holding, strict=True))
-        return (
-            [self.stored_below(group, position) if some else None for group, some in pairs],
-            [self.stored_above(group, position) if some else None for group, some in pairs],
-        )
+        return below, above
 
     def positions(self, groups: Sequence[Group]) -> Positions:
         """Return where all of `groups` have a key: one group, or those of an entry of the lookup's order."""
@@ -160,23 +159,30 @@ class _Held(Positions):
         return all(identity in members for members in self._members)
 
     def leading(self, block: int, limit: int) -> int:
-        if any(group.block_size != block for group in self._groups):
-            return super().leading(block, limit)
         blocks = limit // block
         for group, members in zip(self._groups, self._members, strict=True):
+            if group.block_size != block:
+                return super().leading(block, limit)
             if (known := self._known.get(group.index)) is None:
                 known = self._known[group.index] = _leading(self._chain, members, block // self._unit)
-            blocks = min(blocks, known)
+            if known < blocks:
+                blocks = known
         return blocks * block
 
     def last(self, step: int, limit: int) -> int:
-        unit = self._unit
-        step = lcm(step, unit)
-        while True:
-            found = [last_of(self._chain, held, limit // unit, step // unit) * unit for held in self._members]
-            if (low := min(found)) == max(found):
-                return low
-            limit = low
+        chain, unit = self._chain, self._unit
+        every = lcm(step, unit) // unit
+        first, *others = self._members
+        top = last_of(chain, first, limit // unit, every)
+        while top:
+            for held in others:
+                if chain[top - 1] not in held:
+                    # No further than what this one has.
+                    top = last_of(chain, first, last_of(chain, held, top, every), every)
+                    break
+            else:
+                break
+        return top * unit
 
 
 def _has(residency: GroupResidency, identity: int) -> bool:

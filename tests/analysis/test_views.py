@@ -94,10 +94,11 @@ def test_neighbours_are_the_nearest(chain: list[int], held: set[int], position: 
     cache = Residency(settings(UNIT, UNIT, UNIT))
     cache.groups[0].held = held
     view = View(cache, chain, len(chain) * UNIT)
-    group = cache.settings.groups[0]
     states = [(index + 1) * UNIT for index, identity in enumerate(chain) if identity in held]
-    assert view.stored_below(group, position) == max((each for each in states if each <= position), default=None)
-    assert view.stored_above(group, position) == min((each for each in states if each > position), default=None)
+    below, above = view.neighbours(position)
+    assert below[0] == max((each for each in states if each <= position), default=None)
+    assert above[0] == min((each for each in states if each > position), default=None)
+    assert (below[1], above[1]) == (None, None)
 
 
 @given(
