@@ -11,6 +11,8 @@ from analyzers.events import LOOKUP, STORE, Timeline, in_order, of_kind, rows_of
 from analyzers.prompts import Kind, Prompt, PromptBook, kind_of
 from analyzers.seen import Acts, Before, Name
 from analyzers.settings import Settings
+from otel_cache.records import FINGERPRINT_BYTES
+from otel_cache.semconv.grid import common_count, common_mark
 
 _KEPT = (
     "life", "start", "span_id", "request_id", "prompt_tokens", "hit_tokens", "admitted", "admitted_tokens", "attempts",
@@ -79,7 +81,9 @@ class _Reader:
         prompt = self._books[self._kinds[life]].read_chain(settings, row)
         self._acts.look_up(name, prompt, settings, row)
         # What `last_mark` asks for.
-        prompt.ends = prompt.ends[-2:]
+        hit = row["hit_tokens"]
+        named = min(common_count(hit, prompt.tokens), len(row["common"] or b"") // FINGERPRINT_BYTES)
+        prompt.ends = [common_mark(hit, place) for place in range(max(named - 2, 0), named)]
         self._latest[name] = prompt
         self._extended.discard(name)
         return prompt

@@ -121,6 +121,8 @@ class Replay:
                 self.caches[life].evict(row)
             else:
                 self._lookup(life, time, row)
+        for cache in self.caches:
+            cache.settle()
         return self.replayed
 
     def _begin(self, life: int, over: Sequence[int], time: int) -> None:
