@@ -113,7 +113,7 @@ def _joined(stores: pl.DataFrame) -> pl.DataFrame:
 
 def events_of(line: Timeline, capture: model.Capture) -> Iterator[Event]:
     """Yield the events of `capture` in time."""
-    rows: Sequence[Iterator[Any]] = (_lookup_rows(line, capture), stored_of(line), evicted_of(line, capture))
+    rows: Sequence[Iterator[Any]] = (_lookup_rows(line, capture), stored_of(line), evicted_of(line, capture.evicts))
     for time, life, kind, sequence, missing in happenings(line):
         yield Event(time, life, next(rows[kind]), sequence, missing)
 
@@ -145,10 +145,10 @@ def stored_of(line: Timeline) -> Iterator[Stored]:
         yield from map(_make_stored, rows_of(written, requests, groups))
 
 
-def evicted_of(line: Timeline, capture: model.Capture) -> Iterator[Evicted]:
-    """Yield what the evicts of a timeline say, in time."""
+def evicted_of(line: Timeline, evicts: pl.DataFrame) -> Iterator[Evicted]:
+    """Yield what the `Capture.evicts` of a timeline say, in time."""
     requests: dict[str, str] = {}
-    for part in in_order(capture.evicts.select(_EVICTED), of_kind(line, EVICT)):
+    for part in in_order(evicts.select(_EVICTED), of_kind(line, EVICT)):
         yield from map(_make_evicted, rows_of(part, requests))
 
 

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
+from sys import byteorder
 from typing import Final, NamedTuple
 
 from analyzers.events import Evicted, Stored
@@ -64,9 +65,9 @@ class GroupResidency:
         self.forgotten = 0
 
     @property
-    def ever(self) -> set[int]:
-        """Identities ever held, as far as they are remembered: what is held no more was lost."""
-        return self.held.union(self.lost)
+    def remembered(self) -> int:
+        """How many identities it holds or lost; none is both."""
+        return len(self.held) + len(self.lost)
 
     def has_had(self, identity: int) -> bool:
         """Whether it holds an identity or lost it."""
@@ -80,7 +81,7 @@ class GroupResidency:
     @property
     def distinct(self) -> int:
         """How many identities were ever held, those of a life that is over included."""
-        return len(self.held) + len(self.lost) + self.forgotten
+        return self.remembered + self.forgotten
 
 
 _Said = tuple[int, str, int | None, int | None]
@@ -114,6 +115,7 @@ class Residency:
         self.settings = settings
         self.replica = replica
         self.groups = [GroupResidency() for _ in settings.groups]
+        self._held = [group.held for group in self.groups]
         self.computed: set[int] = set()
         self.over = False
         self.peak = [0 for _ in settings.groups]
@@ -180,7 +182,11 @@ class Residency:
         clock = self._clock = self._clock + 1
         group = self.groups[number]
         evictor, reason = evictor or "", reason or "allocation"
-        gone = identities(fingerprints, b"")
+        gone: Sequence[int]
+        if len(fingerprints) == FINGERPRINT_BYTES:
+            gone = (int.from_bytes(fingerprints, byteorder),)
+        else:
+            gone = identities(fingerprints, b"")
         if keys:
             width = FINGERPRINT_BYTES
             gone = [each ^ mix_of(keys[width * i : width * (i + 1)]) for i, each in enumerate(gone)]
@@ -219,7 +225,7 @@ class Residency:
     def look(self, time: int) -> None:
         """Note how much is held at `time` (ns)."""
         self._times.append(time)
-        self._counts.extend([len(group.held) for group in self.groups])
+        self._counts.extend(map(len, self._held))
 
     @property
     def moments(self) -> Sequence[tuple[int, tuple[int, ...]]]:
