@@ -24,7 +24,7 @@ def capacity_of(capture: Capture, caches: Sequence[Residency], results: Sequence
     for result in results:
         by_life.setdefault(result.life, []).append(result)
     for life, cache in zip(capture.lives, caches, strict=True):
-        if not cache.moments:
+        if not (moments := cache.moments):
             continue
         own = by_life.get(life.index, [])
         warm, longest = _warm(own)
@@ -36,7 +36,7 @@ def capacity_of(capture: Capture, caches: Sequence[Residency], results: Sequence
                     _group(cache, group, evicted.get((life.index, group.index)), evictions.get(life.index, ()))
                     for group in cache.settings.groups
                 ],
-                occupancy=_thinned(cache.moments),
+                occupancy=_thinned(moments),
                 reuse_gap_ms=_spread(_gaps(own)),
                 warm=warm,
                 longest=longest,

@@ -21,8 +21,11 @@ def facts_of(one: Replayed, replayed: Sequence[Replayed]) -> list[Fact]:
     if explained is None:
         return []
     # Only steps that say more than their class have data, but for those to another key.
-    told = [step for step in explained.steps if step.data or step.cls == model.KEY_DIFFERENCE]
-    found = [fact for step in told if (fact := _fact(one, step, replayed))]
+    found = [
+        fact
+        for step in explained.steps
+        if (step.data or step.cls == model.KEY_DIFFERENCE) and (fact := _fact(one, step, replayed))
+    ]
     if explained.predicted < explained.needed:
         found.extend(_others(one, explained.steps))
     return found

@@ -41,12 +41,12 @@ def fleet_of(results: Sequence[LookupResult], caches: Sequence[Residency], repli
 def _duplication(caches: Sequence[Residency]) -> tuple[int, int]:
     """Return the tokens of prefixes that were stored, on each replica, and counted once, whatever the replica."""
     first = [(cache.settings.dense_groups or cache.settings.groups)[0] for cache in caches]
-    evers = [cache.groups[group.index].ever for cache, group in zip(caches, first, strict=True)]
-    stored = sum(len(ever) * group.block_size for ever, group in zip(evers, first, strict=True))
-    distinct, counted = 0, set[int]()
+    stored, distinct, counted = 0, 0, set[int]()
     # What replicas with blocks of several sizes stored counts as the last of them has it.
-    for ever, group in zip(reversed(evers), reversed(first), strict=True):
+    for cache, group in zip(reversed(caches), reversed(first), strict=True):
+        residency = cache.groups[group.index]
+        stored += residency.remembered * group.block_size
         before = len(counted)
-        counted.update(ever)
+        counted.update(residency.held, residency.lost)
         distinct += (len(counted) - before) * group.block_size
     return stored, distinct

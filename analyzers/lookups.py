@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from analyzers import model
 from analyzers.events import LOOKUP, STORE, Timeline, in_order, of_kind, rows_of
 from analyzers.prompts import Kind, Prompt, PromptBook, kind_of
 from analyzers.seen import Acts, Before, Name
 from analyzers.settings import Settings
+from otel_cache.records import FINGERPRINT_BYTES
+from otel_cache.semconv.grid import common_count, common_mark
 
 _KEPT = (
     "life", "start", "span_id", "request_id", "prompt_tokens", "hit_tokens", "admitted", "admitted_tokens", "attempts",
@@ -35,14 +36,24 @@ class Lookup(NamedTuple):
     before: Before
 
 
-def lookups_of(line: Timeline, capture: model.Capture, settings: Sequence[Settings]) -> Iterator[Lookup]:
-    """Yield the lookups of a timeline, in time; `settings` are by life."""
-    acts = Acts(keyed=any(capture.lookups[column].bin.size().max() for column in ("key", "plain")))
-    prompts = _Reader(settings, acts).read(line, capture)
-    befores = acts.before()
-    del acts
-    frame = capture.lookups.select(*_KEPT, "max_hit_tokens", "connector")
-    rows = _rows(frame, of_kind(line, LOOKUP))
+def lookups_of(line: Timeline, given: list[pl.DataFrame], settings: Sequence[Settings]) -> Iterator[Lookup]:
+    """Return the lookups of a timeline, in time.
+
+    Args:
+        line: the timeline.
+        given: its `Capture.lookups`, which is taken out: what names the prompts is gone once they are read.
+        settings: by life.
+
+    """
+    frame = given.pop()
+    acts = Acts(keyed=any(frame[column].bin.size().max() for column in ("key", "plain")))
+    prompts = _Reader(settings, acts).read(line, frame)
+    rows = _rows(frame.select(*_KEPT, "max_hit_tokens", "connector"), of_kind(line, LOOKUP))
+    del frame
+    return _lookups(rows, prompts, acts.before())
+
+
+def _lookups(rows: Iterator[tuple[Any, ...]], prompts: list[Prompt], befores: list[Before]) -> Iterator[Lookup]:
     for (*row, limit, connector), prompt, before in zip(rows, prompts, befores, strict=True):
         yield Lookup(dict(zip(_KEPT, row, strict=True)), limit, connector, prompt, before)
 
@@ -58,13 +69,13 @@ class _Reader:
         self._latest: dict[Name, Prompt] = {}
         self._extended: set[Name] = set()
 
-    def read(self, line: Timeline, capture: model.Capture) -> list[Prompt]:
+    def read(self, line: Timeline, frame: pl.DataFrame) -> list[Prompt]:
         """Return the prompts of the lookups of a timeline, as they were when they were looked up."""
         naming = (pl.col("values").bin.size() > 0) & pl.col("first").is_not_null()
         names = line.stores.select(index=pl.int_range(pl.len(), dtype=pl.UInt32), naming=naming).filter("naming")
         of_stores = (pl.col("kind") == STORE) & pl.col("index").is_in(names["index"].implode())
         order = line.order.filter((pl.col("kind") == LOOKUP) | of_stores)
-        lookups = _rows(capture.lookups.select(_READ), order.filter(kind=LOOKUP)["index"])
+        lookups = _rows(frame.select(_READ), order.filter(kind=LOOKUP)["index"])
         stores = _rows(line.stores.select(_STORED), order.filter(kind=STORE)["index"])
         prompts: list[Prompt] = []
         for life, kind in rows_of(order.select("life", "kind")):
@@ -79,7 +90,9 @@ class _Reader:
         prompt = self._books[self._kinds[life]].read_chain(settings, row)
         self._acts.look_up(name, prompt, settings, row)
         # What `last_mark` asks for.
-        prompt.ends = prompt.ends[-2:]
+        hit = row["hit_tokens"]
+        named = min(common_count(hit, prompt.tokens), len(row["common"] or b"") // FINGERPRINT_BYTES)
+        prompt.ends = [common_mark(hit, place) for place in range(max(named - 2, 0), named)]
         self._latest[name] = prompt
         self._extended.discard(name)
         return prompt

@@ -4,25 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 
-class _Made:
-    """A field in whose place a callable may stand: it makes the value, of the object, each time that it is asked for.
+def _made(slot: Any) -> property:
+    """Return a field in whose place a callable may stand: it makes the value when it is asked for.
 
     Sentences are many and long, and few of them are ever read.
     """
 
-    __slots__ = ("_slot",)
-
-    def __init__(self, slot: Any) -> None:
-        self._slot = slot
-
-    def __get__(self, owner: Any, kind: type | None = None) -> Any:
-        if owner is None:
-            return self
-        value = self._slot.__get__(owner)
+    def get(owner: Any) -> Any:
+        value = slot.__get__(owner)
         return value(owner) if callable(value) else value
 
-    def __set__(self, owner: Any, value: Any) -> None:
-        self._slot.__set__(owner, value)
+    # To set it takes no frame of the interpreter.
+    return property(get, slot.__set__)
 
 
 def made(by: Callable[[Any], Any]) -> Any:
@@ -35,7 +28,7 @@ def made_when_asked(*fields: str) -> Callable[[type[Any]], Any]:
 
     def change(of: type[Any]) -> type[Any]:
         for name in fields:
-            setattr(of, name, _Made(getattr(of, name)))
+            setattr(of, name, _made(getattr(of, name)))
         return of
 
     return change

@@ -90,7 +90,9 @@ class PromptBook:
     def read(self, settings: Settings, row: Mapping[str, Any]) -> Prompt:
         """Return the prompt of a row of `Capture.lookups`."""
         prompt = self.read_chain(settings, row)
-        prompt.common = identities(row["common"] or b"", prompt.key)[: len(prompt.ends)]
+        grid = common_grid(row["hit_tokens"], row["prompt_tokens"])
+        prompt.common = identities(row["common"] or b"", prompt.key)[: len(grid)]
+        prompt.ends = grid[: len(prompt.common)]
         return prompt
 
     def read_chain(self, settings: Settings, row: Mapping[str, Any]) -> Prompt:
@@ -102,7 +104,6 @@ class PromptBook:
             chain.extend(identities(values, key))
         self._remember(chain, hit)
         digest = row["prompt_digest"]
-        named = len(row["common"] or b"") // FINGERPRINT_BYTES
         return Prompt(
             chain=chain,
             tokens=row["prompt_tokens"],
@@ -110,7 +111,6 @@ class PromptBook:
             key=key,
             lora=row["lora"] or b"",
             salt=row["salt"] or b"",
-            ends=common_grid(row["hit_tokens"], row["prompt_tokens"])[:named],
         )
 
     def extend(self, prompt: Prompt, settings: Settings, first: int, values: bytes) -> int:

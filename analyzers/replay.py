@@ -1,6 +1,7 @@
 """Replays a capture event by event, all replicas in time, and explains every lookup at its moment."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from analyzers import model
@@ -88,7 +89,8 @@ class Replay:
     """The state of a replay: a cache per life, and what requests have been seen; `settings` are by life."""
 
     def __init__(self, capture: model.Capture) -> None:
-        self._capture = capture
+        self._given = [capture]
+        self._names = [life.replica for life in capture.lives]
         self.settings = [read_settings(life.attributes, f"replica {life.replica}") for life in capture.lives]
         self.caches = [
             Residency(settings, life.replica) for settings, life in zip(self.settings, capture.lives, strict=True)
@@ -99,13 +101,18 @@ class Replay:
         self.replayed: list[Replayed] = []
 
     def run(self) -> list[Replayed]:
-        """Replay everything; return the lookups in order."""
-        line = timeline(self._capture)
-        self.holes = self._holes = Holes(self._capture, line.order)
+        """Replay everything, once; return the lookups in order. What nobody else holds of the capture is dropped."""
+        capture = self._given.pop()
+        line = timeline(capture)
+        # The timeline has all that is needed of the stores.
+        capture = replace(capture, stores=capture.stores.clear())
+        self.holes = self._holes = Holes(capture, line.order)
+        ends = successors(capture, line.order)
+        evicts, frames = capture.evicts, [capture.lookups]
+        del capture
         self._producers = Producers(line, self.settings)
-        ends = successors(self._capture, line.order)
-        lookups = lookups_of(line, self._capture, self.settings)
-        rows: tuple[Iterator[Any], ...] = (iter(lookups), stored_of(line), evicted_of(line, self._capture))
+        lookups = lookups_of(line, frames, self.settings)
+        rows: tuple[Iterator[Any], ...] = (lookups, stored_of(line), evicted_of(line, evicts))
         following = tuple(each.__next__ for each in rows)
         holes = self._holes
         watched = holes.any
@@ -121,6 +128,8 @@ class Replay:
                 self.caches[life].evict(row)
             else:
                 self._lookup(life, time, row)
+        for cache in self.caches:
+            cache.settle()
         return self.replayed
 
     def _begin(self, life: int, over: Sequence[int], time: int) -> None:

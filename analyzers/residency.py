@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
+from sys import byteorder
 from typing import Final, NamedTuple
 
 from analyzers.events import Evicted, Stored
@@ -64,9 +65,9 @@ class GroupResidency:
         self.forgotten = 0
 
     @property
-    def ever(self) -> set[int]:
-        """Identities ever held, as far as they are remembered: what is held no more was lost."""
-        return self.held.union(self.lost)
+    def remembered(self) -> int:
+        """How many identities it holds or lost; none is both."""
+        return len(self.held) + len(self.lost)
 
     def has_had(self, identity: int) -> bool:
         """Whether it holds an identity or lost it."""
@@ -80,7 +81,7 @@ class GroupResidency:
     @property
     def distinct(self) -> int:
         """How many identities were ever held, those of a life that is over included."""
-        return len(self.held) + len(self.lost) + self.forgotten
+        return self.remembered + self.forgotten
 
 
 _Said = tuple[int, str, int | None, int | None]
@@ -104,7 +105,7 @@ class Residency:
         groups: by index.
         computed: identities of what was computed here, where there are no dense groups.
         over: another life of the replica has begun.
-        peak: keys held per group when all together held most.
+        peak: keys held per group when all together held most, up to the last `settle`; so that of each group.
         alone: the dense group, where there is one only and hits are made of whole blocks of it.
         everywhere: identities that a dense group had, or that were computed where there is none; shared with others.
 
@@ -114,6 +115,7 @@ class Residency:
         self.settings = settings
         self.replica = replica
         self.groups = [GroupResidency() for _ in settings.groups]
+        self._held = [group.held for group in self.groups]
         self.computed: set[int] = set()
         self.over = False
         self.peak = [0 for _ in settings.groups]
@@ -124,10 +126,12 @@ class Residency:
         # that were not made, and those that were stored, as text.
         self._told: dict[str, list[tuple[Sequence[int], str, str]]] = {}
         self._dense = [group.dense for group in settings.groups]
-        self._held = 0
         self._most = 0
+        # Something was stored since it was last looked at how much is held.
+        self._grown = False
         self._clock = 0
-        self._among: dict[tuple[int, ...], _Among] = {}
+        self._among: dict[Sequence[int], _Among] = {}
+        self._slices: dict[str, Sequence[slice]] = {}
         # Where a hit is made of whole blocks, one without the first is none.
         whole = all(
             group.block_size <= settings.alignment or group.block_size % settings.alignment
@@ -141,55 +145,58 @@ class Residency:
 
     def store(self, row: Stored, chain: Chain) -> None:
         """Apply what a store says of some groups, the prompt of whose request is `chain`."""
-        self._clock += 1
-        among = self._among.get(numbers := tuple(row.groups)) or self._sorted(numbers)
+        clock = self._clock = self._clock + 1
+        request, numbers, time, _, _, text, masked, unmade, wanted, start, end = row
+        among = self._among.get(numbers) or self._sorted(numbers)
         stored: Sequence[int] = ()
-        if row.stored:
-            stored = self._named(row.stored, chain)
-            self._hold(among.members, stored, row.start)
+        if text:
+            stored = self._named(text, chain)
+            self._hold(among.members, stored, time)
             if among.dense:
                 self.everywhere.update(stored)
-        sparse = among.sparse
-        if not sparse:
+        if not (sparse := among.sparse):
             return
-        if row.stored or row.wanted:
-            self._told.setdefault(row.request, []).append((sparse, row.wanted, row.stored))
-        said = (self._clock, row.request, row.chunk_start, row.chunk_end)
-        if row.masked:
-            among.masked.update(dict.fromkeys(self._named(row.masked, chain), said))
-        if row.not_materialized:
-            among.unmade.update(dict.fromkeys(self._named(row.not_materialized, chain), said))
+        if text or wanted:
+            self._told.setdefault(request, []).append((sparse, wanted, text))
+        refused = self._named(masked, chain) if masked else ()
+        skipped = self._named(unmade, chain) if unmade else ()
+        if refused or skipped:
+            said = (clock, request, start, end)
+            among.masked.update(dict.fromkeys(refused, said))
+            among.unmade.update(dict.fromkeys(skipped, said))
         if not self.settings.dense_groups:
-            for computed in (
-                stored,
-                *(self._named(text, chain) for text in (row.masked, row.not_materialized) if text),
-            ):
+            for computed in (stored, refused, skipped):
                 self.computed.update(computed)
                 self.everywhere.update(computed)
 
     def evict(self, row: Evicted) -> None:
         """Apply an eviction."""
-        if row.reset:
-            self.clear(row.start)
+        time, number, reset, fingerprints, keys, evictor, takers, reason = row
+        if reset:
+            self.clear(time)
             return
-        if not 0 <= row.group < len(self.groups):
+        if not 0 <= number < len(self.groups):
             return
-        self._clock += 1
-        group, clock = self.groups[row.group], self._clock
-        time, evictor, reason = row.start, row.evictor or "", row.reason or "allocation"
-        gone = identities(row.fingerprints, b"")
-        if keys := row.keys:
+        if self._grown:
+            self.settle()
+        clock = self._clock = self._clock + 1
+        group = self.groups[number]
+        evictor, reason = evictor or "", reason or "allocation"
+        gone: Sequence[int]
+        if len(fingerprints) == FINGERPRINT_BYTES:
+            gone = (int.from_bytes(fingerprints, byteorder),)
+        else:
+            gone = identities(fingerprints, b"")
+        if keys:
             width = FINGERPRINT_BYTES
             gone = [each ^ mix_of(keys[width * i : width * (i + 1)]) for i, each in enumerate(gone)]
         held, lost, used = group.held, group.lost, self._used.get
-        before = len(held)
-        for identity, taker in zip(gone, takers_of(row.evictor_groups, len(gone)), strict=False):
+        for identity, taker in zip(gone, takers_of(takers, len(gone)), strict=False):
             if identity in held:
                 held.remove(identity)
                 lost[identity] = (time, evictor, reason, used(identity, 0), taker, clock)
             elif known := lost.get(identity):
                 lost[identity] = (time, evictor, reason, used(identity, 0), taker, known[-1])
-        self._held += len(held) - before
 
     def may_begin(self, chain: Chain) -> bool:
         """Whether it may hold something of `chain` from the start; False: it lacks the first block."""
@@ -218,7 +225,7 @@ class Residency:
     def look(self, time: int) -> None:
         """Note how much is held at `time` (ns)."""
         self._times.append(time)
-        self._counts.extend([len(group.held) for group in self.groups])
+        self._counts.extend(map(len, self._held))
 
     @property
     def moments(self) -> Sequence[tuple[int, tuple[int, ...]]]:
@@ -233,12 +240,12 @@ class Residency:
 
     def clear(self, time: int) -> None:
         """Drop everything at `time` (ns): the cache was cleared, or this life is over."""
+        self.settle()
         self._clock += 1
         loss = (time, "", "reset", 0, None, self._clock)
         for group in self.groups:
             group.lost.update(dict.fromkeys(group.held, loss))
             group.held.clear()
-        self._held = 0
 
     def finish(self, time: int) -> None:
         """Drop everything for good: this life is over at `time` (ns), and nobody asks what else it had."""
@@ -254,31 +261,38 @@ class Residency:
 
     def _hold(self, members: Sequence[GroupResidency], stored: Sequence[int], time: int) -> None:
         """Have some groups hold what was stored at `time` (ns)."""
-        before = self._held
+        self._grown = True
         if len(stored) == 1:
             (identity,) = stored
             self._used[identity] = time
-        else:
-            self._used.update(dict.fromkeys(stored, time))
+            for group in members:
+                group.stored += 1
+                group.held.add(identity)
+                if identity in group.lost:
+                    del group.lost[identity]
+            return
+        self._used.update(dict.fromkeys(stored, time))
+        count = len(stored)
         for group in members:
-            held, lost = group.held, group.lost
-            known = len(held)
-            if len(stored) == 1:
-                held.add(identity)
-                lost.pop(identity, None)
-            else:
-                held.update(stored)
-                if not lost.keys().isdisjoint(stored):
-                    for each in stored:
-                        lost.pop(each, None)
-            group.stored += len(stored)
-            now = len(held)
-            self._held += now - known
+            group.stored += count
+            group.held.update(stored)
+            lost = group.lost
+            if not lost.keys().isdisjoint(stored):
+                for each in stored:
+                    lost.pop(each, None)
+
+    def settle(self) -> None:
+        """Note how much is held, where it is the most: to be done before something goes, and at the end."""
+        self._grown = False
+        total = 0
+        for group in self.groups:
+            now = len(group.held)
+            total += now
             if now > group.peak:
                 group.peak = now
-        if before < self._held > self._most:
-            self._most = self._held
-            self.peak = [len(each.held) for each in self.groups]
+        if total > self._most:
+            self._most = total
+            self.peak = [len(group.held) for group in self.groups]
 
     def refusal(self, group: int, identity: int) -> Refusal | None:
         """Return how a request left `group` without an identity that it has not held since; None: none did.
@@ -299,7 +313,7 @@ class Residency:
                 return Refusal(request, state, start, end)
         return None
 
-    def _sorted(self, numbers: tuple[int, ...]) -> "_Among":
+    def _sorted(self, numbers: Sequence[int]) -> "_Among":
         """Return, and keep, which groups of a store there are, and of what kind."""
         known = [number for number in numbers if 0 <= number < len(self.groups)]
         sparse = tuple(number for number in known if not self._dense[number])
@@ -309,7 +323,9 @@ class Residency:
 
     def _named(self, text: str, chain: Chain) -> list[int]:
         """Return the identities of the positions in `text` that are named, in their order."""
-        slices = _slices(text, self.settings.hash_block)
+        slices = self._slices.get(text)
+        if slices is None:
+            slices = self._slices[text] = _slices(text, self.settings.hash_block)
         found = chain[slices[0]] if len(slices) == 1 else [each for one in slices for each in chain[one]]
         return [identity for identity in found if identity != UNKNOWN] if UNKNOWN in found else found
 

@@ -152,7 +152,7 @@ class _Maker:
         lost, predicted = _lost(one)
         discarded = row["discarded_tokens"]
         if row["admitted"] and row["admitted_tokens"] is not None:
-            discarded = max(discarded, hit - min(hit, row["admitted_tokens"]))
+            discarded = max(discarded, hit - row["admitted_tokens"])
         used = hit - min(hit, discarded)
         if used < hit:
             lost[model.DISCARDED] = hit - used

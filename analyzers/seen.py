@@ -10,7 +10,7 @@ from analyzers.others import Identities, Ints, latest_among, latest_others
 from analyzers.prompts import UNKNOWN, Prompt, identities, kind_of, mix_of
 from analyzers.settings import Settings
 from otel_cache.records import FINGERPRINT_BYTES
-from otel_cache.semconv.grid import common_grid
+from otel_cache.semconv.grid import common_count, common_grid, common_mark
 
 Name = tuple[int, str]
 """A request: the life that it was sent to, and its id there."""
@@ -66,18 +66,19 @@ class Acts:
         hit = row["hit_tokens"]
         self._latest[name] = len(self._lookups)
         self._lookups.append(_Lookup(len(self._owners), prompt, settings, hit))
-        self._named.fromlist(prompt.chain)
-        self._chain_ends.append(len(self._named))
-        beside = (row["common"] or b"")[: len(prompt.ends) * FINGERPRINT_BYTES]
+        named = self._named
+        named.fromlist(prompt.chain)
+        self._chain_ends.append(len(named))
+        beside = (row["common"] or b"")[: common_count(hit, prompt.tokens) * FINGERPRINT_BYTES]
         if prompt.mix:
-            self._named.fromlist(identities(beside, prompt.key))
+            named.fromlist(identities(beside, prompt.key))
         else:
-            self._named.frombytes(beside)
-        self._common_ends.append(len(self._named))
+            named.frombytes(beside)
+        self._common_ends.append(len(named))
         if prompt.whole != UNKNOWN:
-            self._named.append(prompt.whole)
+            named.append(prompt.whole)
         if self._keyed:
-            marks = len(common_grid(hit, row["prompt_tokens"]))
+            marks = common_count(hit, prompt.tokens)
             self._plain.fromlist(identities(row["plain"] or b"", b"")[:marks])
         self._close(name, prompt)
 
@@ -155,7 +156,7 @@ class _Search:
     def _mark(self, index: int, place: int) -> int:
         """Return which tokens of the prompt of a lookup the identity at `place` beside its chain covers."""
         one = self._lookups[index]
-        return common_grid(one.hit, one.prompt.tokens)[place]
+        return common_mark(one.hit, place)
 
     def _lookup(self, act: int) -> int | None:
         index = self._lookup_of[act]
@@ -212,10 +213,14 @@ class _Search:
         marks += [one.prompt.tokens] * int(self._ends[act + 1] - common_end)
         return named[begin : self._ends[act + 1]][np.array(marks, np.int64) >= tokens]
 
-    def _elsewhere(self) -> list[list[tuple[Name, int]]]:
+    def _elsewhere(self) -> Sequence[Sequence[tuple[Name, int]]]:
         """Return, per kind of replicas whose fingerprints do not compare, who had most of each prompt, and how much."""
+        known = {id(one.settings): one.settings for one in self._lookups}
+        of_settings = {each: kind_of(settings) for each, settings in known.items()}
+        if len(set(of_settings.values())) == 1:
+            return [()] * len(self._lookups)
         told: list[list[tuple[Name, int]]] = [[] for _ in self._lookups]
-        kinds = [kind_of(one.settings) for one in self._lookups]
+        kinds = [of_settings[id(one.settings)] for one in self._lookups]
         for kind in dict.fromkeys(kinds):
             others = [other for other in dict.fromkeys(kinds) if other != kind and other[0] == kind[0]]
             askers = [index for index, other in enumerate(kinds) if other in others]

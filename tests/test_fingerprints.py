@@ -13,7 +13,7 @@ from otel_cache.config import read_config
 from otel_cache.errors import UsageError
 from otel_cache.fingerprints import Chain, Printer, read_sums
 from otel_cache.keys import digest, key_id, load_key
-from otel_cache.semconv.grid import common_grid
+from otel_cache.semconv.grid import common_count, common_grid, common_mark
 
 KEY = b"k" * 32
 PRINTER = Printer(KEY)
@@ -163,3 +163,11 @@ def test_key_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load_key(read_config({"OTEL_PYTHON_VLLM_CACHE_FINGERPRINT_KEY_FILE": str(file)}))
     with pytest.raises(UsageError, match="No such file"):
         load_key(read_config({"OTEL_PYTHON_VLLM_CACHE_FINGERPRINT_KEY_FILE": str(tmp_path / "none")}))
+
+
+@given(after=st.integers(0, 1000), upto=st.integers(0, 2000))
+def test_a_mark_of_the_common_grid_is_found_without_the_rest(after: int, upto: int) -> None:
+    """So is how many there are."""
+    grid = common_grid(after, upto)
+    assert common_count(after, upto) == len(grid)
+    assert [common_mark(after, place) for place in range(len(grid))] == grid
