@@ -90,7 +90,6 @@ class Replay:
 
     def __init__(self, capture: model.Capture) -> None:
         self._given = [capture]
-        self._names = [life.replica for life in capture.lives]
         self.settings = [read_settings(life.attributes, f"replica {life.replica}") for life in capture.lives]
         self.caches = [
             Residency(settings, life.replica) for settings, life in zip(self.settings, capture.lives, strict=True)
