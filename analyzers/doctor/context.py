@@ -15,8 +15,10 @@ def check_context(status: Status | None, servers: Sequence[Server]) -> Check:
     untraced = [server.pid for server in servers if server.traced is False]
     todo = f"start vLLM with {TRACING} URL"
     if untraced:
-        pids = ", ".join(map(str, untraced))
-        return warning(NAME, f"process {pids} was started without {TRACING}: it drops a request's traceparent", todo)
+        those = (
+            f"process {untraced[0]} was" if len(untraced) == 1 else f"processes {', '.join(map(str, untraced))} were"
+        )
+        return warning(NAME, f"{those} started without {TRACING}: a request's traceparent is dropped there", todo)
     if status is not None and status.requests:
         share = f"{status.requests_traced} of {status.requests} requests came with their caller's"
         if status.requests_traced:

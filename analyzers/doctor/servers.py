@@ -8,6 +8,9 @@ from pathlib import Path
 TRACING = "--otlp-traces-endpoint"
 CONFIG = "--config"
 _MODULE = "vllm.entrypoints.openai.api_server"
+_COMMANDS = ("vllm", "vllm.entrypoints.cli.main")
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+"""Python's options that take the next word."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,20 @@ def running_servers(proc: Path = Path("/proc")) -> Iterator[Server]:
 
 
 def _is_server(arguments: Sequence[str]) -> bool:
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        if word == "-m" and following == _MODULE:
-            return True
-        if Path(word).name == "vllm" and following == "serve":
-            return True
+    """Whether the process is a server itself, not one that runs another program with the same words."""
+    if Path(arguments[0]).name == "vllm":
+        return arguments[1:2] == ["serve"]
+    words = iter(arguments[1:])
+    for word in words:
+        if word == "-m":
+            module = next(words, "")
+            return module == _MODULE or (module in _COMMANDS and next(words, "") == "serve")
+        if word == "-c":
+            return False
+        if word in _WITH_VALUE:
+            next(words, "")
+        elif not word.startswith("-"):
+            return Path(word).name == "vllm" and next(words, "") == "serve"
     return False
 
 

@@ -135,31 +135,70 @@ def test_file(tmp_path: Path) -> None:
     assert "is a folder" in next(check_file({out: str(tmp_path)})).says
 
 
+WAITS = "import sys; sys.stdin.read()"
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A folder with programs that wait, named as vLLM's and as ours that runs one."""
+    module = tmp_path / "vllm" / "entrypoints" / "openai" / "api_server.py"
+    module.parent.mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    for package in module.relative_to(tmp_path).parents[:-1]:
+        (tmp_path / package / "__init__.py").touch()
+    for path in (module, tmp_path / "bin" / "vllm", tmp_path / "bin" / "otel-cache"):
+        path.write_text(WAITS)
+    return tmp_path
+
+
+def seen(arguments: list[str], folder: Path) -> tuple[int, list[Server]]:
+    """Start Python in `folder` with `arguments`; return its process id, and what is told of it once it waits."""
+    process = subprocess.Popen([sys.executable, *arguments], stdin=subprocess.PIPE, cwd=folder)
+    try:
+        deadline = time.monotonic() + 10
+        while arguments[-1] not in (Path("/proc") / str(process.pid) / "cmdline").read_text().split("\0"):
+            assert time.monotonic() < deadline
+        return process.pid, [one for one in running_servers() if one.pid == process.pid]
+    finally:
+        process.communicate()
+
+
 @pytest.mark.parametrize(
     ("arguments", "traced"),
     [
-        (["vllm", "serve", "MODEL"], False),
-        (["/opt/bin/vllm", "serve", "MODEL", "--otlp-traces-endpoint", "http://localhost:4317"], True),
+        (["bin/vllm", "serve", "MODEL"], False),
+        (["-u", "bin/vllm", "serve", "MODEL", "--otlp-traces-endpoint", "http://localhost:4317"], True),
         (["-m", "vllm.entrypoints.openai.api_server", "--otlp_traces_endpoint=http://localhost:4317"], True),
-        (["vllm", "serve", "--config", "serve.yaml"], None),
+        (["-X", "dev", "-m", "vllm.entrypoints.openai.api_server", "--model", "MODEL"], False),
+        (["bin/vllm", "serve", "--config", "serve.yaml"], None),
     ],
 )
-def test_running_servers_are_told_by_their_arguments(arguments: list[str], traced: bool | None) -> None:
+def test_running_servers_are_told_by_their_arguments(arguments: list[str], traced: bool | None, programs: Path) -> None:
     """Real processes with such a command line."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()", *arguments], stdin=subprocess.PIPE
-    )
-    try:
-        deadline = time.monotonic() + 10
-        while (mine := [one for one in running_servers() if one.pid == process.pid]) == []:
-            assert time.monotonic() < deadline
-        assert mine == [Server(process.pid, traced)]
-        check = check_context(None, mine)
-        assert check.level == (WARNING if traced is False else OK)
-        assert (str(process.pid) in check.says) is (traced is False)
-    finally:
-        process.communicate()
+    pid, mine = seen(arguments, programs)
+    assert mine == [Server(pid, traced)]
+    check = check_context(None, mine)
+    assert check.level == (WARNING if traced is False else OK)
+    assert (str(pid) in check.says) is (traced is False)
     assert os.getpid() not in {one.pid for one in running_servers()}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bin/otel-cache", "run", "--", "python", "-m", "vllm.entrypoints.openai.api_server"],
+        ["bin/otel-cache", "run", "--", "vllm", "serve", "MODEL"],
+        ["bin/vllm", "bench", "serve"],
+        ["-c", WAITS, "vllm", "serve", "MODEL"],
+    ],
+)
+def test_who_starts_a_server_is_none(arguments: list[str], programs: Path) -> None:
+    assert seen(arguments, programs)[1] == []
+
+
+def test_servers_without_tracing_are_named() -> None:
+    assert "process 7 was started" in check_context(None, [Server(7, False), Server(8, True)]).says
+    assert "processes 7, 9 were started" in check_context(None, [Server(7, False), Server(9, False)]).says
 
 
 def test_verdicts() -> None:
