@@ -107,6 +107,13 @@ def _refuse_to_overwrite(out: Path | None, paths: Sequence[Path]) -> None:
         raise LabError(f"{out} is one of the scenarios; give another file for the spans")
 
 
+def _say_versions(work: "Work", ran: set[str]) -> None:
+    """Say so where the capture is of another vLLM than `ran`."""
+    if work.capture is not None and ran and not set(work.versions) <= ran:
+        says = f"the capture is of vLLM {', '.join(work.versions)}, what was run here is {', '.join(sorted(ran))}"
+        say(f"note: {says}; --vllm DIR runs another")
+
+
 def _compare(work: "Work", spans: Path, version: str) -> None:
     """Write what became of the losses of the capture."""
     from analyzers.analysis import analyze
@@ -116,8 +123,7 @@ def _compare(work: "Work", spans: Path, version: str) -> None:
     from analyzers.reporters.json import to_object
 
     assert work.capture
-    if work.versions != [version]:
-        say(f"note: the capture is of vLLM {', '.join(work.versions)}, the replay of {version}")
+    _say_versions(work, {version})
     before, after = (to_object(analyze(capture)) for capture in (work.capture, open_capture([spans])))
     click.echo(report.render(compare(before, after)), nl=False)
 
@@ -184,6 +190,7 @@ def sweep(
     settings = settings_of(loaded.scenario, axes, loaded.name)
     with bar(len(settings), "lab") as shown:
         rows = run_sweep(settings, processes or os.cpu_count() or 1, lambda setting: shown.update(1))
+    _say_versions(loaded, {row.version for row in rows if row.version})
     if form == "html":
         from analyzers.reporters.html import sweep as page
 

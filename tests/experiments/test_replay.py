@@ -153,6 +153,15 @@ def test_command(tmp_path: Path) -> None:
     assert "4 requests compared" in done.stdout
 
 
+@pytest.mark.vllm
+@pytest.mark.parametrize(("vllm", "noted"), [((), True), (("--vllm", lane_folder("0.28.0")), False)])
+def test_a_sweep_on_another_vllm_says_so(vllm: tuple[Any, ...], noted: bool) -> None:
+    """The same engine on another version has other hits: whoever compares with the capture has to know."""
+    done = command("lab", "sweep", EXAMPLE, "--engine", "same", "--retention-interval", "0", *vllm)
+    assert done.returncode == 0, done.stderr
+    assert ("the capture is of vLLM 0.28.0, what was run here is" in done.stderr) is noted
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
