@@ -4,7 +4,9 @@ Where other versions do the same they get the same verdict.
 """
 
 import signal
+import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +176,14 @@ def test_turns_that_rotate_over_four_replicas(lab: Labs, tmp_path: Path) -> None
     assert one.hit_tokens == analysis.hit_tokens + analysis.lost["held_elsewhere"]
 
 
+def kill_once_told(child: subprocess.Popen[Any], path: Path, told: bytes) -> None:
+    """Kill `child` when the spans in the file speak of `told`, at the latest after a minute."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (path.exists() and told in path.read_bytes()):
+        time.sleep(0.05)
+    child.send_signal(signal.SIGKILL)
+
+
 def test_a_replica_killed_in_mid_run(tmp_path: Path) -> None:
     """SIGKILL: what the old life held is lost to `reset`, and the report names it; nothing else changes."""
     first = [request("cold", ("doc", 4000)), request("long", ("other", 100_000), output_tokens=20_000)]
@@ -184,11 +194,11 @@ def test_a_replica_killed_in_mid_run(tmp_path: Path) -> None:
         worker.run(scenario([request("start", ("x", 100))], **engine), tmp_path / "start.jsonl")
         child = worker._child
         assert child is not None
-        timer = threading.Timer(1.0, child.send_signal, [signal.SIGKILL])
-        timer.start()
+        killer = threading.Thread(target=kill_once_told, args=(child, tmp_path / "first.jsonl", b'"long"'))
+        killer.start()
         with pytest.raises(LabError, match="-9"):
             worker.run(scenario(first, **engine), tmp_path / "first.jsonl")
-        timer.join()
+        killer.join()
         worker.run(scenario(second, **engine), tmp_path / "second.jsonl")
     finally:
         worker.close()
