@@ -3,7 +3,6 @@
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from sys import byteorder
 from typing import Final, NamedTuple
 
 from analyzers.events import Evicted, Stored
@@ -131,7 +130,6 @@ class Residency:
         self._grown = False
         self._clock = 0
         self._among: dict[Sequence[int], _Among] = {}
-        self._slices: dict[str, Sequence[slice]] = {}
         # Where a hit is made of whole blocks, one without the first is none.
         whole = all(
             group.block_size <= settings.alignment or group.block_size % settings.alignment
@@ -182,11 +180,7 @@ class Residency:
         clock = self._clock = self._clock + 1
         group = self.groups[number]
         evictor, reason = evictor or "", reason or "allocation"
-        gone: Sequence[int]
-        if len(fingerprints) == FINGERPRINT_BYTES:
-            gone = (int.from_bytes(fingerprints, byteorder),)
-        else:
-            gone = identities(fingerprints, b"")
+        gone = identities(fingerprints, b"")
         if keys:
             width = FINGERPRINT_BYTES
             gone = [each ^ mix_of(keys[width * i : width * (i + 1)]) for i, each in enumerate(gone)]
@@ -323,9 +317,7 @@ class Residency:
 
     def _named(self, text: str, chain: Chain) -> list[int]:
         """Return the identities of the positions in `text` that are named, in their order."""
-        slices = self._slices.get(text)
-        if slices is None:
-            slices = self._slices[text] = _slices(text, self.settings.hash_block)
+        slices = _slices(text, self.settings.hash_block)
         found = chain[slices[0]] if len(slices) == 1 else [each for one in slices for each in chain[one]]
         return [identity for identity in found if identity != UNKNOWN] if UNKNOWN in found else found
 

@@ -165,9 +165,10 @@ def test_key_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load_key(read_config({"OTEL_PYTHON_VLLM_CACHE_FINGERPRINT_KEY_FILE": str(tmp_path / "none")}))
 
 
-@given(after=st.integers(0, 1000), upto=st.integers(0, 2000))
+@given(after=st.integers(-1000, 1000), upto=st.integers(-300, 2000))
 def test_a_mark_of_the_common_grid_is_found_without_the_rest(after: int, upto: int) -> None:
     """So is how many there are."""
     grid = common_grid(after, upto)
+    assert grid == [each for each in (64, 128, *range(256, 2001, 256)) if after < each <= upto]
     assert common_count(after, upto) == len(grid)
     assert [common_mark(after, place) for place in range(len(grid))] == grid

@@ -12,7 +12,7 @@ from typing import Any
 
 from analyzers.events import Event, Evicted, LookupRow, Stored, events_of, timeline
 from analyzers.model import Capture
-from analyzers.prompts import UNKNOWN, Prompt, PromptBook, marks_of
+from analyzers.prompts import UNKNOWN, Kind, Prompt, PromptBook, kind_of, marks_of
 from analyzers.settings import Settings, read_settings
 from analyzers.vllm_lab.scenario import LabRequest, Part
 from analyzers.vllm_lab.tokens import NUMBERED
@@ -90,7 +90,7 @@ class _Rebuilt:
 
     def __init__(self, settings: Sequence[Settings]) -> None:
         self._settings = settings
-        self._books: dict[tuple[str, int, int], PromptBook] = {}
+        self._books: dict[Kind, PromptBook] = {}
         self._owners: dict[tuple[str, int], tuple[_Sent, int]] = {}
         self._sent: dict[Name, _Sent] = {}
         self._ids: set[str] = set()
@@ -157,8 +157,7 @@ class _Rebuilt:
                 self._owners.setdefault((settings.fingerprint_key_id, identity ^ prompt.mix), (one, position))
 
     def _book(self, settings: Settings) -> PromptBook:
-        kind = (settings.fingerprint_key_id, settings.hash_block, settings.lookahead)
-        return self._books.setdefault(kind, PromptBook())
+        return self._books.setdefault(kind_of(settings), PromptBook())
 
     def _unused(self, name: Name) -> str:
         """Return the request's id, with its life behind it where another life has had the id."""
