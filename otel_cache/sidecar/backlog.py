@@ -14,12 +14,24 @@ MEMORY_BYTES_ALONE = 128 << 20
 """Without a spool."""
 
 
-class Waiting(NamedTuple):
-    """Spans that wait for the collector: all, and those on disk with the bytes they take there."""
+class Standing(NamedTuple):
+    """What became of spans, at one moment: of each it is told once.
 
-    spans: int
+    Attributes:
+        sent: those that arrived.
+        lost: those that never will.
+        waiting: those that wait for the collector; of these on disk: `spooled`, in `spool_bytes` bytes.
+
+    """
+
+    sent: int
+    lost: int
+    waiting: int
     spooled: int
     spool_bytes: int
+
+
+NOTHING = Standing(0, 0, 0, 0, 0)
 
 
 class Backlog:
@@ -35,6 +47,7 @@ class Backlog:
         self._limit = memory_bytes or (MEMORY_BYTES if spool is not None else MEMORY_BYTES_ALONE)
         self._memory: deque[Encoded] = deque()
         self._bytes = 0
+        self._sent = 0
         self._dropped = 0
         self._told = 0
         self._reported = 0
@@ -52,13 +65,14 @@ class Backlog:
         return self._spool.torn if self._spool is not None else 0
 
     @property
-    def waiting(self) -> Waiting:
-        """How much waits."""
+    def standing(self) -> Standing:
+        """What became of all spans up to now."""
         with self.changed:
             in_memory = sum(batch.spans for batch in self._memory)
             if self._spool is None:
-                return Waiting(in_memory, 0, 0)
-            return Waiting(in_memory + self._spool.spans, self._spool.spans, self._spool.bytes)
+                return Standing(self._sent, self.lost, in_memory, 0, 0)
+            spooled = self._spool.spans
+            return Standing(self._sent, self.lost, in_memory + spooled, spooled, self._spool.bytes)
 
     @property
     def untold(self) -> int:
@@ -97,8 +111,10 @@ class Backlog:
     def sent(self, rejected: int = 0) -> None:
         """The batch that `peek` returned has arrived, but for `rejected` of its spans."""
         with self.changed:
-            self._pop()
-            self._dropped += rejected
+            if self._taken is not None:
+                self._sent += self._taken.spans - rejected
+                self._dropped += rejected
+                self._pop()
 
     def refused(self) -> None:
         """The batch that `peek` returned will never be taken."""

@@ -40,7 +40,6 @@ class ExportQueue:
     """Encodes spans and sends them. `put`, the flushes and `close` belong to one thread, sending to another.
 
     Attributes:
-        exported: spans that the collector took.
         succeeded: when it last took some, ns since the epoch; 0: never.
         failed: when it last did not; 0: never. `error` says why.
 
@@ -48,7 +47,6 @@ class ExportQueue:
 
     def __init__(self, exporter: Exporter, backlog: Backlog) -> None:
         """Start the thread, which begins with what `backlog` holds."""
-        self.exported = 0
         self.succeeded = 0
         self.failed = 0
         self.error = ""
@@ -64,13 +62,8 @@ class ExportQueue:
         self._thread.start()
 
     @property
-    def lost(self) -> int:
-        """Spans that will never reach the collector."""
-        return self._backlog.lost
-
-    @property
     def backlog(self) -> Backlog:
-        """What waits."""
+        """What waits, and how much arrived and was lost."""
         return self._backlog
 
     def put(self, spans: Sequence[SpanData]) -> None:
@@ -149,9 +142,8 @@ class ExportQueue:
             self._away = False
             pause = PAUSE_SECONDS
             if answer.outcome is Outcome.SENT:
-                self._backlog.sent(answer.rejected)
-                self.exported += batch.spans - answer.rejected
                 self.succeeded = time.time_ns()
+                self._backlog.sent(answer.rejected)
                 continue
             self._note(answer.error)
             _logger.error("the collector refuses spans for good: %s (they are dropped, and counted)", answer.error)

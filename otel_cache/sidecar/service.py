@@ -18,7 +18,7 @@ from otel_cache.errors import UsageError
 from otel_cache.package import VERSION
 from otel_cache.records import PROTOCOL_VERSION, Acknowledge, Batch, Hello, encode_frame
 from otel_cache.semconv import names
-from otel_cache.sidecar.backlog import Backlog, Waiting
+from otel_cache.sidecar.backlog import NOTHING, Backlog
 from otel_cache.sidecar.build import ProcessBuilder, Processes
 from otel_cache.sidecar.export import ExportQueue
 from otel_cache.sidecar.exporters import make_exporter, wants_export
@@ -141,12 +141,13 @@ class _Outputs:
                     os.write(self._written_fd, str(self.file.written).encode())
             if self.file.lost:
                 notes.append(f"{self.file.lost} spans could not be written")
-        if self.exports is not None and (self.exports.exported or self.exports.lost or kept):
-            notes.append(f"{self.exports.exported} spans exported to {self.endpoint}")
+        standing = self.exports.backlog.standing if self.exports is not None else NOTHING
+        if self.exports is not None and (standing.sent or standing.lost or kept):
+            notes.append(f"{standing.sent} spans exported to {self.endpoint}")
             if kept:
                 notes.append(f"{kept} spans kept on disk for the next sidecar")
-            if self.exports.lost:
-                notes.append(f"{self.exports.lost} spans could not be exported")
+            if standing.lost:
+                notes.append(f"{standing.lost} spans could not be exported")
             if self.exports.backlog.torn:
                 notes.append(f"{self.exports.backlog.torn} batches in the spool were cut short")
         if self.plane is not None and self.plane.sampled_out:
@@ -228,7 +229,7 @@ def _status_reporter(receiver: Receiver, processes: Processes, outputs: _Outputs
 
     def report() -> bytes:
         exports, plane, file = outputs.exports, outputs.plane, outputs.file
-        waiting = exports.backlog.waiting if exports is not None else Waiting(0, 0, 0)
+        standing = exports.backlog.standing if exports is not None else NOTHING
         return encode_frame(
             Status(
                 version=VERSION,
@@ -240,11 +241,11 @@ def _status_reporter(receiver: Receiver, processes: Processes, outputs: _Outputs
                 spans_built=outputs.built,
                 spans_written=file.written if file is not None else 0,
                 spans_unwritten=file.lost if file is not None else 0,
-                spans_exported=exports.exported if exports is not None else 0,
-                spans_lost=exports.lost if exports is not None else 0,
-                spans_waiting=waiting.spans,
-                spans_spooled=waiting.spooled,
-                spool_bytes=waiting.spool_bytes,
+                spans_exported=standing.sent,
+                spans_lost=standing.lost,
+                spans_waiting=standing.waiting,
+                spans_spooled=standing.spooled,
+                spool_bytes=standing.spool_bytes,
                 spans_sampled=plane.sampled_out if plane is not None else 0,
                 spans_thinned=plane.thinned if plane is not None else 0,
                 missing=processes.missing,

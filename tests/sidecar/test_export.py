@@ -151,7 +151,7 @@ def test_what_is_refused_for_good_is_counted_and_never_sent_again(start, socket_
     tries = collector.tries
     collector.refuse = lambda request: None
     peer.send(*whole_request(10))
-    wait_until(lambda: collector.requests)
+    wait_until(lambda: query_status(socket_path).spans_exported)
     status = query_status(socket_path)
     sidecar.stop()
 

@@ -263,7 +263,7 @@ def test_the_status_of_a_sidecar(start, socket_path, tmp_path, collector):
         peer = Peer(socket_path, hello())
         peer.send(replica(), traced, step(2, admitted={"q": 0}), step(3, 1, finished=["q"]))
     peer.send(*whole_request(10, "p"))
-    wait_until(lambda: query_status(socket_path).spans_exported)
+    wait_until(lambda: query_status(socket_path).requests == 2)
     status = query_status(socket_path)
     text = subprocess.run(
         [str(Path(sys.executable).with_name("otel-cache")), "sidecar", "--socket", socket_path, "--status"],
