@@ -10,10 +10,14 @@ def format_positions(spans: Sequence[tuple[int, int, int]]) -> str:
     """Write runs of positions, each (first, last, step) in tokens, as text."""
     if not spans:
         return ""
-    if len(spans) == 1:
-        first, last, step = spans[0]
-        return str(first) if first == last else f"{first}-{last}/{step}"
-    return ",".join(str(first) if first == last else f"{first}-{last}/{step}" for first, last, step in spans)
+    return _format_run(spans[0]) if len(spans) == 1 else ",".join(map(_format_run, spans))
+
+
+@lru_cache(maxsize=1 << 12)
+def _format_run(run: tuple[int, int, int]) -> str:
+    # Groups of a kind have the same runs, and prompts of a length too.
+    first, last, step = run
+    return str(first) if first == last else f"{first}-{last}/{step}"
 
 
 @lru_cache(maxsize=1 << 14)

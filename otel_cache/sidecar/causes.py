@@ -61,10 +61,11 @@ class Causes:
             self._refusing.add(record.group)
         suffix = key + _suffix(record.group)
         grid = settings.alignment or hash_block
-        for run in (*record.masked, *record.missing):
-            self._refused.put_all([fingerprint + suffix for fingerprint in prints.along(run, grid, hash_block)], span)
+        for runs in (record.masked, record.missing):
+            for run in runs:
+                self._refused.put_all(prints.along(run, grid, hash_block, suffix), span)
         for run in record.stored:
-            self._refused.forget([fingerprint + suffix for fingerprint in prints.along(run, grid, hash_block)])
+            self._refused.forget(prints.along(run, grid, hash_block, suffix))
 
     def on_evict(self, record: Evict, gathered: GatheredEvicts) -> None:
         """Note what left the cache."""

@@ -17,6 +17,7 @@ from otel_cache.sidecar.spans import Value
 
 NANOSECONDS_PER_MILLISECOND = 1_000_000
 
+_group: Callable[[Store], int] = attrgetter("group")
 _RUNS: Sequence[tuple[str, Callable[[Store], list[Span]]]] = (
     (names.STORE_STORED, attrgetter("stored")),
     (names.STORE_MASKED, attrgetter("masked")),
@@ -66,7 +67,8 @@ class GatheredStores:
     def attributes(self, chunk: Chunk | None) -> dict[str, Value]:
         """Return the span's attributes; without a chunk of the step the state came from elsewhere."""
         records = self._records
-        groups = sorted({record.group for record in records}) if len(records) > 1 else [records[0].group]
+        records.sort(key=_group)
+        groups = list(dict.fromkeys(map(_group, records)))
         attributes: dict[str, Value] = {names.REQUEST_ID: self.request, names.GROUP_IDS: groups}
         if chunk is None:
             attributes[names.STORE_ORIGIN] = names.ORIGIN_EXTERNAL
@@ -81,9 +83,8 @@ class GatheredStores:
             attributes[names.STORE_NOT_MATERIALIZED] = [format_positions(record.missing)] if record.missing else _NONE
             attributes[names.STORE_WANTED] = [format_positions(record.wanted)] if record.wanted else _NONE
         elif len(groups) == len(records):
-            records.sort(key=attrgetter("group"))
             for key, runs_of in _RUNS:
-                attributes[key] = [format_positions(runs) if (runs := runs_of(record)) else "" for record in records]
+                attributes[key] = [*map(format_positions, map(runs_of, records))]
         else:
             for key, runs_of in _RUNS:
                 attributes[key] = [format_positions(_union(runs_of, records, group)) for group in groups]

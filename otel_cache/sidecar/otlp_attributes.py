@@ -46,7 +46,7 @@ class _Key:
 
     __slots__ = (
         "_array_heads", "_integer_heads", "_name", "_single_heads", "_tag", "_text_heads", "arrays", "empty", "false",
-        "float_head", "integers", "singles", "texts", "true",
+        "float_head", "integers", "singles", "texts", "three", "true",
     )  # fmt: skip
 
     def __init__(self, tag: bytes, name: str) -> None:
@@ -56,6 +56,7 @@ class _Key:
         self._single_heads: dict[int, bytes] = {}
         self._array_heads: dict[int, bytes] = {}
         self._integer_heads = [self._wrap(_VALUE_INT + bytes(size))[: -size or None] for size in range(11)]
+        self.three = self._integer_heads[3]
         self.integers: dict[int, bytes] = {}
         self.texts: dict[str, bytes] = {}
         self.singles: dict[str, bytes] = {}
@@ -148,25 +149,29 @@ class Attributes:
 
     """
 
-    def __init__(self, tag: bytes) -> None:
-        """Begin without knowing any."""
+    def __init__(self, tag: bytes, before: int = 0, after: int = 0) -> None:
+        """Begin without knowing any; so many parts of a message, in bytes, stand before and after its attributes."""
         self.encoders: dict[object, Callable[..., bytes]] = {}
         self._tag = tag
+        self._before, self._after = before, after
         self._keys: dict[str, _Key] = {}
 
     def encode(self, attributes: Mapping[str, Any]) -> bytes:
-        """Return what the attributes are as fields of a message."""
-        return self.encoder(attributes)(*attributes.values())
+        """Return what the attributes are as fields of a message of which they are all."""
+        return self.encoder(attributes)(attributes.values())
 
-    def encoder(self, attributes: Mapping[str, Any], shape: str = "") -> Callable[..., bytes]:
-        """Return what encodes the values of these attributes, and of all of their shape; see `SpanData`."""
+    def encoder(self, attributes: Mapping[str, Any], shape: object = None) -> Callable[..., bytes]:
+        """Return what encodes messages with these attributes, and with all of their shape; see `SpanData`.
+
+        It takes the parts before the attributes, those after them, and the attributes' values.
+        """
         known = shape or (*attributes, *map(type, attributes.values()))
         encoder = self.encoders.get(known)
         if encoder is None:
             if len(self.encoders) >= _MAX_SHAPES:
                 self.encoders.clear()
-            encoder = _compile([(self._key(name), type(value)) for name, value in attributes.items()])
-            self.encoders[known] = encoder
+            keys = [(self._key(name), type(value)) for name, value in attributes.items()]
+            encoder = self.encoders[known] = _compile(keys, self._before, self._after)
         return encoder
 
     def _key(self, name: str) -> _Key:
@@ -179,36 +184,43 @@ class Attributes:
         return key
 
 
-def _compile(shape: Sequence[tuple[_Key, type]]) -> Callable[..., bytes]:
-    """Return a function that encodes the values of attributes of these names and types.
+def _compile(shape: Sequence[tuple[_Key, type]], before: int, after: int) -> Callable[..., bytes]:
+    """Return a function that encodes a message: of what stands before its attributes, and after them, and their values.
 
     Spans of a kind have the same attributes again and again: what depends on names and types is decided but once.
     """
-    scope: dict[str, Any] = {"join": b"".join}
+    scope: dict[str, Any] = {"join": b"".join, "low": _LOW_VARINTS, "varints": VARINTS}
     parts: list[str] = []
     # Doubles in a row, whose size is known, are packed in one go with the names between them.
     for floats, row in groupby(enumerate(shape), lambda each: each[1][1] is float):
         if floats:
             members = list(row)
-            first = members[0][0]
+            begin = members[0][0]
             heads = {f"a{number}": key.float_head for number, (key, _) in members}
             scope |= heads | {
-                f"b{first}": struct.Struct("<" + "".join(f"{len(head)}sd" for head in heads.values())).pack
+                f"b{begin}": struct.Struct("<" + "".join(f"{len(head)}sd" for head in heads.values())).pack
             }
-            parts.append(f"b{first}({', '.join(f'a{number}, v{number}' for number, _ in members)}), ")
+            parts.append(f"b{begin}({', '.join(f'a{number}, v{number}' for number, _ in members)}), ")
             continue
         for number, (key, kind) in row:
             one, other, part = _ways(key, kind)
-            scope |= {f"a{number}": one, f"b{number}": other}
+            scope |= {f"a{number}": one, f"b{number}": other, f"c{number}": key.three}
             parts.append(part.format(number) + ", ")
-    values = ", ".join(f"v{number}" for number in range(len(shape)))
-    return eval(f"lambda {values}: join(({''.join(parts)}))", scope)  # type: ignore[no-any-return]
+    first, last, values = (
+        "".join(f"{letter}{number}, " for number in range(count))
+        for letter, count in (("p", before), ("q", after), ("v", len(shape)))
+    )
+    body = f"    [{values}] = values\n    return join(({first}{''.join(parts)}{last}))"
+    exec(f"def encode({first}{last}values):\n{body}", scope)
+    return scope["encode"]  # type: ignore[no-any-return]
 
 
 def _ways(key: _Key, kind: type) -> tuple[Any, Any, str]:
     """Return two things that an attribute of this type is made with, and how."""
     if kind is int:
-        return key.integers.get, key.integer, "a{0}(v{0}) or b{0}(v{0})"
+        # Numbers that count something go on to be of three bytes for long.
+        three = "c{0} + low[v{0} & 16383] + varints[v{0} >> 14] if 16384 <= v{0} < 2097152"
+        return key.integers.get, key.integer, f"a{{0}}(v{{0}}) or ({three} else b{{0}}(v{{0}}))"
     if kind is str:
         return key.texts.get, key.text, "a{0}(v{0}) or b{0}(v{0})"
     if kind is bool:

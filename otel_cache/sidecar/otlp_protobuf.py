@@ -44,7 +44,7 @@ _LINK_ATTRIBUTE = bytes((4 << 3 | BYTES,))
 _LINK_FLAGS = bytes((6 << 3 | FIXED32,)) + (0x100).to_bytes(4, "little")
 _SCOPE_HEAD = field(FIRST, field(FIRST, text(SCOPE)) + field(SECOND, text(VERSION)))
 
-_of_span, _of_link, _of_resource = Attributes(_SPAN_ATTRIBUTE), Attributes(_LINK_ATTRIBUTE), Attributes(FIRST)
+_of_span, _of_link, _of_resource = Attributes(_SPAN_ATTRIBUTE, 7, 1), Attributes(_LINK_ATTRIBUTE), Attributes(FIRST)
 _encoders = _of_span.encoders
 
 
@@ -88,8 +88,8 @@ def encode_span(span: SpanData) -> bytes:
 
     An integer that OTLP cannot hold (beyond 64 bits, signed) is left out with its attribute.
     """
-    context, parent, attributes, end = span.context, span.parent, span.attributes, _SPAN_END_FIELDS
-    encoder = _encoders.get(span.shape) or _of_span.encoder(attributes, span.shape)
+    context, parent, values, end = span.context, span.parent, span.values, _SPAN_END_FIELDS
+    encoder = _encoders.get(span.shape) or _of_span.encoder(span.attributes, span.shape)
     above = b""
     if parent is not None:
         above = _SPAN_PARENT + parent.span_id
@@ -99,11 +99,10 @@ def encode_span(span: SpanData) -> bytes:
         above = field(_SPAN_TRACE_STATE, text(span.trace_state)) + above
     if span.links:
         end = b"".join([_link(each) if each.attributes else _plain_link(each.context) for each in span.links]) + end
-    body = b"".join(
-        (
-            _TRACE_ID, context.trace_id, _SPAN_ID, context.span_id, above, _name(span.name),
-            _pack_times(_SPAN_START, span.start, _SPAN_END, span.end), encoder(*attributes.values()), end,
-        )
+    body = encoder(
+        _TRACE_ID, context.trace_id, _SPAN_ID, context.span_id, above, _name(span.name),
+        _pack_times(_SPAN_START, span.start, _SPAN_END, span.end), end,
+        values if isinstance(values, tuple) else tuple(values.values()),
     )  # fmt: skip
     size = len(body)
     return SECOND + (VARINTS[size] if size < MAX_VARINT else varint_of(size)) + body

@@ -36,8 +36,8 @@ class Prints(msgspec.Struct, gc=False):
             self.tail.clear()
         self.tail += values
 
-    def along(self, run: Span, grid: int, hash_block: int) -> list[bytes]:
-        """Return the fingerprints at the positions of a run that lie on `grid`, as far as they are known."""
+    def along(self, run: Span, grid: int, hash_block: int, suffix: bytes = b"") -> list[bytes]:
+        """Return the fingerprints at the positions of a run on `grid`, as far as they are known, each with `suffix`."""
         first, last, step = run
         if first % grid or step % grid:
             positions: Sequence[int] = [position for position in range(first, last + 1, step) if position % grid == 0]
@@ -47,9 +47,9 @@ class Prints(msgspec.Struct, gc=False):
             if 0 < begin <= first and not (first - begin) % hash_block and not step % hash_block:
                 start, stop = (first - begin) // hash_block * size, (last - begin) // hash_block * size
                 if stop < len(values):
-                    return [values[at : at + size] for at in range(start, stop + 1, step // hash_block * size)]
+                    return [values[at : at + size] + suffix for at in range(start, stop + 1, step // hash_block * size)]
             positions = range(first, last + 1, step)
-        return [found for position in positions if (found := self.at(position, hash_block))]
+        return [found + suffix for position in positions if (found := self.at(position, hash_block))]
 
     def at(self, position: int, hash_block: int) -> bytes:
         """Return the fingerprint at `position`, b"" where it is not known."""

@@ -26,12 +26,24 @@ class SpanLink(msgspec.Struct, frozen=True, gc=False):
     attributes: Mapping[str, Value] = NO_ATTRIBUTES
 
 
+class Shape:
+    """Names of attributes, for spans that have the same ones, in the same order and of the same types, every time.
+
+    Such spans hold the values alone, and an encoder finds out about names and types but once. Compared by identity.
+    """
+
+    __slots__ = ("names",)
+
+    def __init__(self, *names: str) -> None:
+        """Take the names, in the order of the values."""
+        self.names = names
+
+
 class SpanData(msgspec.Struct, frozen=True, gc=False):
     """A finished span of kind INTERNAL; `start` and `end` in nanoseconds since the epoch.
 
-    `remote_parent` says that the parent is a span of another program; `trace_state` is the trace's W3C header. Spans
-    whose `shape` is equal and not "" have attributes of the same names, in the same order, and of the same types: an
-    encoder finds out about them but once.
+    `values` are its attributes, by name; where it has a `shape` their values alone, in the order of that.
+    `remote_parent` says that the parent is a span of another program; `trace_state` is the trace's W3C header.
     """
 
     name: str
@@ -39,16 +51,28 @@ class SpanData(msgspec.Struct, frozen=True, gc=False):
     parent: Context | None
     start: int
     end: int
-    attributes: Mapping[str, Value]
+    values: Mapping[str, Value] | tuple[Value, ...]
     resource: ReplicaResource
     links: Sequence[SpanLink] = ()
     remote_parent: bool = False
     trace_state: str = ""
-    shape: str = ""
+    shape: Shape | None = None
+
+    @property
+    def attributes(self) -> Mapping[str, Value]:
+        """The attributes by name."""
+        values = self.values
+        if not isinstance(values, tuple):
+            return values
+        return dict(zip(self.shape.names, values, strict=True)) if self.shape is not None else NO_ATTRIBUTES
+
+    def with_attributes(self, attributes: Mapping[str, Value]) -> "SpanData":
+        """Return a copy that has these attributes instead of its own."""
+        return msgspec.structs.replace(self, values=attributes, shape=None)
 
     def with_attribute(self, name: str, value: Value) -> "SpanData":
         """Return a copy that has another attribute."""
-        return msgspec.structs.replace(self, attributes={**self.attributes, name: value}, shape="")
+        return self.with_attributes({**self.attributes, name: value})
 
 
 def to_readable(span: SpanData) -> ReadableSpan:

@@ -9,9 +9,22 @@ from otel_cache.semconv import names
 from otel_cache.sidecar.ids import Context
 from otel_cache.sidecar.requests import NANOSECONDS, Request
 from otel_cache.sidecar.resource import ReplicaResource
-from otel_cache.sidecar.spans import SpanData, SpanLink, Value
+from otel_cache.sidecar.spans import Shape, SpanData, SpanLink
 
 MAX_OPEN_STEPS = 64
+_SCHEDULED = Shape(
+    names.RECORD_SEQUENCE,
+    names.STEP_INDEX,
+    names.STEP_SCHEDULED_REQUESTS,
+    names.STEP_PREFILL_TOKENS,
+    names.STEP_DECODE_TOKENS,
+    names.STEP_RUNNING_REQUESTS,
+    names.STEP_WAITING_REQUESTS,
+    names.STEP_PREEMPTED_REQUESTS,
+    names.STEP_POOL_USAGE,
+    names.STEP_SCHEDULE_DURATION,
+)
+_EXECUTED = Shape(*_SCHEDULED.names, names.STEP_EXECUTE_DURATION)
 
 
 class OpenStep(msgspec.Struct, frozen=True, gc=False):
@@ -26,22 +39,15 @@ class OpenStep(msgspec.Struct, frozen=True, gc=False):
         """Return the step's span; `done` is None where it was never said to be."""
         record = self.record
         start, end = record.start, record.end
-        attributes: dict[str, Value] = {
-            names.RECORD_SEQUENCE: record.sequence,
-            names.STEP_INDEX: record.index,
-            names.STEP_SCHEDULED_REQUESTS: record.scheduled,
-            names.STEP_PREFILL_TOKENS: record.prefill_tokens,
-            names.STEP_DECODE_TOKENS: record.decode_tokens,
-            names.STEP_RUNNING_REQUESTS: record.running,
-            names.STEP_WAITING_REQUESTS: record.waiting,
-            names.STEP_PREEMPTED_REQUESTS: len(record.preempted),
-            names.STEP_POOL_USAGE: record.usage,
-            names.STEP_SCHEDULE_DURATION: (end - start if end > start else 0) / NANOSECONDS,
-        }
-        shape = "step"
+        values = (
+            record.sequence, record.index, record.scheduled, record.prefill_tokens, record.decode_tokens,
+            record.running, record.waiting, len(record.preempted), record.usage,
+            (end - start if end > start else 0) / NANOSECONDS,
+        )  # fmt: skip
+        shape = _SCHEDULED
         if done is not None:
-            attributes[names.STEP_EXECUTE_DURATION] = (done.start - end if done.start > end else 0) / NANOSECONDS
-            shape = "step that is done"
+            values += ((done.start - end if done.start > end else 0) / NANOSECONDS,)
+            shape = _EXECUTED
             if done.end > end:
                 end = done.end
-        return SpanData(names.STEP, self.context, None, start, end, attributes, resource, self.links, shape=shape)
+        return SpanData(names.STEP, self.context, None, start, end, values, resource, self.links, False, "", shape)

@@ -10,7 +10,6 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-import msgspec
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID
 
 from otel_cache.semconv import names
@@ -138,8 +137,7 @@ def _without_fine_grid(span: SpanData) -> SpanData:
     block = span.resource.attributes.get(names.HASH_BLOCK_SIZE)
     if not isinstance(block, int) or block >= FINE_GRID_TOKENS or names.FINGERPRINT_VALUES not in span.attributes:
         return span
-    kept = {key: value for key, value in span.attributes.items() if key not in _FINE}
-    return msgspec.structs.replace(span, attributes=kept, shape="")
+    return span.with_attributes({key: value for key, value in span.attributes.items() if key not in _FINE})
 
 
 def _remember(known: OrderedDict[_Key, _Value], key: _Key, value: _Value, limit: int) -> None:

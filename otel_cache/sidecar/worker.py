@@ -4,7 +4,10 @@ from otel_cache.records import Executed, Replica
 from otel_cache.semconv import names
 from otel_cache.sidecar.ids import new_child, new_root, read_context
 from otel_cache.sidecar.resource import build_resource
-from otel_cache.sidecar.spans import SpanData, Value
+from otel_cache.sidecar.spans import Shape, SpanData, Value
+
+_RAN = Shape(names.RECORD_SEQUENCE, names.STEP_INDEX)
+_RAN_BY_RANK = Shape(*_RAN.names, names.WORKER_RANK)
 
 
 class WorkerLife:
@@ -27,14 +30,15 @@ class WorkerLife:
     def on_executed(self, record: Executed) -> None:
         """Add the span of a step that was run, below that of the step where it is known."""
         parent = read_context(record.context)
-        attributes: dict[str, Value] = {names.RECORD_SEQUENCE: record.sequence, names.STEP_INDEX: record.index}
-        shape = "execute"
+        shape = _RAN
+        values: tuple[Value, ...] = (record.sequence, record.index)
         if self._rank is not None:
-            attributes[names.WORKER_RANK] = self._rank
-            shape = "execute with a rank"
+            shape = _RAN_BY_RANK
+            values = (record.sequence, record.index, self._rank)
         context = new_root() if parent is None else new_child(parent)
         start, end = record.start, record.end
         if end < start:
             end = start
-        span = SpanData(names.EXECUTE, context, parent, start, end, attributes, self._resource, shape=shape)
-        self._spans.append(span)
+        self._spans.append(
+            SpanData(names.EXECUTE, context, parent, start, end, values, self._resource, (), False, "", shape)
+        )
