@@ -5,6 +5,7 @@ share a position but not a prefix never meet. The tables are bounded: what they 
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from otel_cache.records import FINGERPRINT_BYTES, Evict, Lookup, Store
 from otel_cache.semconv import names
@@ -88,8 +89,10 @@ class Causes:
             return []
 
         def at(position: int, groups: Iterable[int], *, refused: bool, taken: bool) -> list[tuple[bool, Cause]]:
-            fingerprint = prints.at(position, hash_block)
-            keys = [fingerprint + lookup.key + _suffix(group) for group in groups] if fingerprint else []
+            if not (fingerprint := prints.at(position, hash_block)):
+                return []
+            prefix = fingerprint + lookup.key
+            keys = [prefix + _suffix(group) for group in groups]
             found: list[tuple[bool, Cause]] = []
             if refused:
                 found += [(True, store) for key in keys if (store := self._refused.get(key)) is not None]
@@ -124,5 +127,6 @@ def cause_links(found: Sequence[tuple[bool, Cause]]) -> list[SpanLink]:
     return [SpanLink(span, _REFUSED if refused else _EVICTED) for refused, span in links]
 
 
+@lru_cache(maxsize=1024)
 def _suffix(group: int) -> bytes:
     return group.to_bytes(4, "big", signed=True)

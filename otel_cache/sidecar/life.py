@@ -157,14 +157,7 @@ class ReplicaLife:
             self._close_lookup(admitted, admitted=tokens)
         if self._gathered:
             self._close_gathered(record, context)
-        links: list[SpanLink] = []
-        answered: list[Request] = []
-        for chunk in record.chunks:
-            request = self._requests.touch(chunk.request, record.end)
-            if not request.answered and request.ends_prefill(chunk):
-                answered.append(request)
-            if len(links) < MAX_LINKS:
-                links.append(request.link)
+        links, answered = self._take_chunks(record) if record.chunks else ((), ())
         for name in record.preempted:
             if (preempted := self._requests.get(name)) is not None:
                 preempted.preemptions += 1
@@ -207,6 +200,18 @@ class ReplicaLife:
             self._add_evidence(
                 names.EVICT, new_root(), None, (self._seen, self._seen), no_evict_attributes(), sequence=None
             )
+
+    def _take_chunks(self, step: Step) -> tuple[Sequence[SpanLink], Sequence[Request]]:
+        """Return the links of a step, and the requests whose first token it computes."""
+        links: list[SpanLink] = []
+        answered: list[Request] = []
+        for chunk in step.chunks:
+            request = self._requests.touch(chunk.request, step.end)
+            if not request.answered and request.ends_prefill(chunk):
+                answered.append(request)
+            if len(links) < MAX_LINKS:
+                links.append(request.link)
+        return links, answered
 
     def _count_gathered(self) -> None:
         self._gathered_records += 1

@@ -122,9 +122,9 @@ def group_attributes(lookup: Lookup, settings: Settings) -> Iterator[dict[str, V
 def _missing_state(lookup: Lookup, verdict: Verdict, settings: Settings) -> str:
     hits, limiting = verdict.hits, verdict.limiting
     position = lookup.hit + lookup.uncached if lookup.uncached > 0 else max(hits.values(), default=0)
-    holders = sorted(group for group, hit in hits.items() if hit >= position and group not in limiting)
     if not limiting:
         return f"the prefix up to {position} is shared, but no hit can end there"
+    holders = sorted([group for group, hit in hits.items() if hit >= position and group not in limiting])
     text = f"{_name_groups(tuple(limiting), settings.kinds, 'has', 'have')} no state at {position}"
     return f"{text}, which {_name_groups(tuple(holders), settings.kinds, 'holds', 'hold')}" if holders else text
 

@@ -45,9 +45,14 @@ def longest_hits(lookup: Lookup) -> dict[int, int]:
 
 def limiting_groups(lookup: Lookup, hits: dict[int, int]) -> list[int]:
     """Return the groups that gave less than they were asked for, and less than another group gave, ascending."""
-    longest = max(hits.values(), default=0)
-    short = {group for each in lookup.passes if each.hit + each.dropped < each.asked for group in each.groups}
-    return sorted(group for group in short if hits[group] < longest)
+    short: set[int] = set()
+    for each in lookup.passes:
+        if each.hit + each.dropped < each.asked:
+            short.update(each.groups)
+    if not short:
+        return []
+    longest = max(hits.values())
+    return sorted([group for group in short if hits[group] < longest])
 
 
 def judge(lookup: Lookup, alignment: int) -> Verdict:
@@ -62,7 +67,7 @@ def judge(lookup: Lookup, alignment: int) -> Verdict:
 
     `alignment` is the replica's hit grid; where it is not known (0) that of the passes is taken.
     """
-    grid = alignment or max((each.alignment for each in lookup.passes), default=0) or 1
+    grid = alignment or max([each.alignment for each in lookup.passes], default=0) or 1
     reach = max(min(lookup.limit, lookup.tokens - 1), 0) // grid * grid
     hits = longest_hits(lookup)
     limiting = limiting_groups(lookup, hits)
@@ -76,7 +81,7 @@ def _reason(lookup: Lookup, limiting: list[int], grid: int, reach: int) -> str:
         return names.LIMITED_BY_NONE
     if lookup.uncached > 0 or limiting:
         return names.LIMITED_BY_GROUP_STATE
-    dropped = max((each.dropped for each in lookup.passes), default=0)
+    dropped = max([each.dropped for each in lookup.passes], default=0)
     if dropped > 0 and lookup.hit + dropped >= reach:
         return names.LIMITED_BY_SPECULATIVE_DROP
     if lookup.above and all(above is not None and above <= lookup.hit + grid for above in lookup.above):
