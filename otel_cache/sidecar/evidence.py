@@ -102,7 +102,7 @@ def _union(runs: Callable[[Store], list[Span]], records: Sequence[Store], group:
 class GatheredEvicts:
     """Keys that left the cache in one step, one after the other; `start` and `end` in ns since the epoch."""
 
-    __slots__ = ("_groups", "_owners", "_records", "_spans", "end", "reason", "sequence", "start")
+    __slots__ = ("_groups", "_owners", "_owners_of", "_records", "_spans", "end", "reason", "sequence", "start")
 
     def __init__(self, first: Evict) -> None:
         """Begin with the first eviction."""
@@ -111,6 +111,7 @@ class GatheredEvicts:
         self.start = self.end = first.time
         self._records = [first]
         self._owners: Mapping[int, str] = {}
+        self._owners_of: list[list[str]] = []
         self._groups: Mapping[int, int] = {}
         self._spans: dict[str, Context] = {}
 
@@ -136,7 +137,9 @@ class GatheredEvicts:
         self._groups = groups
         self._owners = owners if self.reason == "allocation" else {}
         for record in self._records:
-            for owner in dict.fromkeys(map(self._owners.get, record.blocks, repeat(""))):
+            owners_of = list(map(self._owners.get, record.blocks, repeat("")))
+            self._owners_of.append(owners_of)
+            for owner in owners_of:
                 if owner not in self._spans:
                     self._spans[owner] = new_root() if step is None else new_child(step)
 
@@ -150,13 +153,14 @@ class GatheredEvicts:
         `kind_of` names the kind of a group.
         """
         by_owner: dict[str, dict[int, _Gone]] = {owner: {} for owner in self._spans}
-        for record in self._records:
-            owners = list(map(self._owners.get, record.blocks, repeat("")))
+        for record, owners in zip(self._records, self._owners_of, strict=True):
             for owner in dict.fromkeys(owners):
                 chosen = None if owners.count(owner) == len(owners) else [one == owner for one in owners]
-                gone = by_owner[owner].setdefault(record.group, _Gone())
+                groups = by_owner[owner]
+                if (gone := groups.get(record.group)) is None:
+                    gone = groups[record.group] = _Gone()
                 gone.add(record, self._groups, chosen)
-        self._records = []
+        self._records, self._owners_of = [], []
         return [(owner, span, self._attributes(owner, by_owner[owner], kind_of)) for owner, span in self._spans.items()]
 
     def _attributes(self, owner: str, groups: Mapping[int, "_Gone"], kind_of: Callable[[int], str]) -> dict[str, Value]:
@@ -222,13 +226,13 @@ def _evict_arrays(groups: Mapping[int, _Gone]) -> dict[str, Value]:
     }
 
 
-def _blocks_by_kind(groups: Mapping[int, _Gone], kind_of: Callable[[int], str]) -> dict[str, Value]:
+def _blocks_by_kind(groups: Mapping[int, _Gone], kind_of: Callable[[int], str]) -> Mapping[str, Value]:
     # Numbers of their own: neither a collector's metrics nor a back end's search can add up an array.
     blocks: dict[str, int] = {}
     for group, row in groups.items():
         name = _BLOCKS_OF_KIND.get(kind_of(group), names.EVICT_OTHER_BLOCKS)
         blocks[name] = blocks.get(name, 0) + len(row.positions)
-    return dict[str, Value](blocks)
+    return blocks
 
 
 def _takers(row: _Gone) -> str:

@@ -253,17 +253,20 @@ class ReplicaLife:
         last = known.last
         context = new_child(request.context)
         attributes = lookup_attributes(last, known.verdict, self._settings, known.attempts, admitted)
-        times = (known.start, max(known.start, known.end))
+        start, end = known.start, max(known.start, known.end)
         links = cause_links(known.causes) if known.causes else ()
         if links:
             attributes[names.LOOKUP_LOST_TO] = links[0].attributes[names.LINK_REASON]
         state = request.trace_state
-        self._add_evidence(names.LOOKUP, context, request.context, times, attributes, known.sequence, links, state)
+        self._add_evidence(
+            names.LOOKUP, context, request.context, (start, end), attributes, known.sequence, links, state
+        )
         for group in group_attributes(last, self._settings):
-            child = SpanData(
-                names.GROUP_LOOKUP, new_child(context), context, *times, group, self._resource, trace_state=state
+            self._spans.append(
+                SpanData(
+                    names.GROUP_LOOKUP, new_child(context), context, start, end, group, self._resource, (), False, state
+                )
             )
-            self._spans.append(child)
 
     def _settle_evicts(self, step: Step, context: Context) -> None:
         """Name the spans of what was evicted, before a lookup that it is the cause of is closed."""
@@ -324,6 +327,7 @@ class ReplicaLife:
         if missing := self._gaps.missing - self._reported:
             attributes[names.MISSING_RECORDS] = missing
             self._reported = self._gaps.missing
+        start, end = times
         self._spans.append(
-            SpanData(name, context, parent, *times, attributes, self._resource, links, False, trace_state)
+            SpanData(name, context, parent, start, end, attributes, self._resource, links, False, trace_state)
         )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import lru_cache
 
-from otel_cache.records import GroupPass, Lookup
+from otel_cache.records import Lookup
 from otel_cache.semconv import names
 from otel_cache.sidecar.encoding import encode_bytes, encode_fingerprints
 from otel_cache.sidecar.resource import Settings
@@ -92,29 +92,32 @@ def _add_keys(attributes: dict[str, Value], lookup: Lookup) -> None:
 
 def group_attributes(lookup: Lookup, settings: Settings) -> Iterator[dict[str, Value]]:
     """Yield the attributes of each group lookup span: one for the groups that were looked up together."""
-    together: dict[tuple[int, ...], list[GroupPass]] = {}
+    together: dict[tuple[int, ...], tuple[list[int], list[int], list[int], list[int]]] = {}
     for each in lookup.passes:
-        together.setdefault(tuple(each.groups), []).append(each)
-    for groups, passes in together.items():
+        groups = tuple(each.groups)
+        if (passes := together.get(groups)) is None:
+            passes = together[groups] = [], [], [], []
+        for number, row in zip((each.asked, each.hit, each.dropped, each.alignment), passes, strict=True):
+            row.append(number)
+    for groups, (asked, hit, dropped, alignment) in together.items():
         first = groups[0] if groups else -1
         attributes: dict[str, Value] = {
             names.REQUEST_ID: lookup.request,
             names.GROUP_IDS: list(groups),
-            names.GROUP_HIT_TOKENS: passes[-1].hit,
-            names.GROUP_PASS_ASKED: [each.asked for each in passes],
-            names.GROUP_PASS_HIT: [each.hit for each in passes],
-            names.GROUP_PASS_DROPPED: [each.dropped for each in passes],
-            names.GROUP_PASS_ALIGNMENT: [each.alignment for each in passes],
+            names.GROUP_HIT_TOKENS: hit[-1],
+            names.GROUP_PASS_ASKED: asked,
+            names.GROUP_PASS_HIT: hit,
+            names.GROUP_PASS_DROPPED: dropped,
+            names.GROUP_PASS_ALIGNMENT: alignment,
         }
         if kind := settings.kind(first):
             attributes[names.GROUP_KIND] = kind
         if block_size := settings.block_size(first):
             attributes[names.GROUP_BLOCK_SIZE] = block_size
         # The first pass is the only one that was not yet cut to what other groups hold.
-        if below := passes[0].hit + passes[0].dropped:
+        if below := hit[0] + dropped[0]:
             attributes[names.GROUP_STORED_BELOW] = below
-        above = lookup.above[first] if 0 <= first < len(lookup.above) else None
-        if above is not None:
+        if 0 <= first < len(lookup.above) and (above := lookup.above[first]) is not None:
             attributes[names.GROUP_STORED_ABOVE] = above
         yield attributes
 

@@ -38,18 +38,20 @@ class Recent(Generic[T]):
 
     def put_all(self, keys: Sequence[bytes], value: T) -> None:
         """Set the entries of `keys` to the same value."""
-        if len(self._young) + len(keys) <= self._half:
-            self._young.update(dict.fromkeys(keys, value))
+        young = self._young
+        if len(young) + len(keys) > self._half:
+            for key in keys:
+                self.put(key, value)
             return
         for key in keys:
-            self.put(key, value)
+            young[key] = value
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """Remove the entries of `keys`, as far as there are any."""
-        young, old = self._young, self._old
+        of_young, of_old = self._young.pop, self._old.pop
         for key in keys:
-            young.pop(key, None)
-            old.pop(key, None)
+            of_young(key, None)
+            of_old(key, None)
 
     def clear(self) -> None:
         """Remove all entries."""
