@@ -15,9 +15,7 @@ from otel_cache.sidecar.otlp_attributes import (
     FIRST,
     FIXED32,
     FIXED64,
-    MAX_VARINT,
     SECOND,
-    VARINTS,
     Attributes,
     field,
     text,
@@ -42,6 +40,9 @@ _SPAN_END_FIELDS = _SPAN_STATUS_UNSET + bytes((0x85, 0x01)) + (0x100).to_bytes(4
 _SPAN_END_FIELDS_REMOTE = _SPAN_STATUS_UNSET + bytes((0x85, 0x01)) + (0x300).to_bytes(4, "little")
 _LINK_ATTRIBUTE = bytes((4 << 3 | BYTES,))
 _LINK_FLAGS = bytes((6 << 3 | FIXED32,)) + (0x100).to_bytes(4, "little")
+_MAX_HEAD = 2048
+_HEADS = [SECOND + varint_of(size) for size in range(_MAX_HEAD)]
+"""What stands before a span of so many bytes."""
 _SCOPE_HEAD = field(FIRST, field(FIRST, text(SCOPE)) + field(SECOND, text(VERSION)))
 
 _of_span, _of_link, _of_resource = Attributes(_SPAN_ATTRIBUTE, 7, 1), Attributes(_LINK_ATTRIBUTE), Attributes(FIRST)
@@ -88,9 +89,9 @@ def encode_span(span: SpanData) -> bytes:
 
     An integer that OTLP cannot hold (beyond 64 bits, signed) is left out with its attribute.
     """
-    context, parent, values, end = span.context, span.parent, span.values, _SPAN_END_FIELDS
-    encoder = _encoders.get(span.shape) or _of_span.encoder(span.attributes, span.shape)
-    above = b""
+    context, parent, values, shape = span.context, span.parent, span.values, span.shape
+    encoder = _encoders.get(shape) or _of_span.encoder(span.attributes, shape)
+    above, end = b"", _SPAN_END_FIELDS
     if parent is not None:
         above = _SPAN_PARENT + parent.span_id
         if span.remote_parent:
@@ -105,7 +106,7 @@ def encode_span(span: SpanData) -> bytes:
         values if isinstance(values, tuple) else tuple(values.values()),
     )  # fmt: skip
     size = len(body)
-    return SECOND + (VARINTS[size] if size < MAX_VARINT else varint_of(size)) + body
+    return (_HEADS[size] if size < _MAX_HEAD else SECOND + varint_of(size)) + body
 
 
 def _link(link: SpanLink) -> bytes:

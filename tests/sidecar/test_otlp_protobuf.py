@@ -16,7 +16,7 @@ from otel_cache.sidecar.build import ProcessBuilder
 from otel_cache.sidecar.ids import Context, new_root, parse_tracestate
 from otel_cache.sidecar.otlp_protobuf import encode_request, encode_span, encode_spans, split
 from otel_cache.sidecar.resource import ReplicaResource
-from otel_cache.sidecar.spans import SpanData, SpanLink, to_readable
+from otel_cache.sidecar.spans import Shape, SpanData, SpanLink, to_readable
 
 from .support import hello, whole_request
 
@@ -91,10 +91,10 @@ def test_steps_are_what_the_sdk_writes(happened: list[Any], first: int) -> None:
     spans = builder.add(Batch(0, numbered)) + builder.close()
     assert not builder.failed
     assert plain(parse(encode_spans(spans))) == plain(sdk_encode_spans([to_readable(span) for span in spans]))
-    shapes: dict[str, set[tuple[Any, ...]]] = {}
+    shapes: dict[Shape | None, set[tuple[Any, ...]]] = {}
     for span in spans:
         shapes.setdefault(span.shape, set()).add((*span.attributes, *map(type, span.attributes.values())))
-    assert all(len(found) == 1 for shape, found in shapes.items() if shape)
+    assert all(len(found) == 1 for shape, found in shapes.items() if shape is not None)
 
 
 @settings(max_examples=50, deadline=None)
