@@ -9,7 +9,7 @@ from otel_cache.semconv import names
 from otel_cache.sidecar.ids import Context
 from otel_cache.sidecar.requests import NANOSECONDS, Request
 from otel_cache.sidecar.resource import ReplicaResource
-from otel_cache.sidecar.spans import Shape, SpanData, SpanLink
+from otel_cache.sidecar.spans import Shape, SpanData, SpanLink, Value
 
 MAX_OPEN_STEPS = 64
 _SCHEDULED = Shape(
@@ -39,7 +39,7 @@ class OpenStep(msgspec.Struct, frozen=True, gc=False):
         """Return the step's span; `done` is None where it was never said to be."""
         record = self.record
         start, end = record.start, record.end
-        values = (
+        values: tuple[Value, ...] = (
             record.sequence, record.index, record.scheduled, record.prefill_tokens, record.decode_tokens,
             record.running, record.waiting, len(record.preempted), record.usage,
             (end - start if end > start else 0) / NANOSECONDS,
