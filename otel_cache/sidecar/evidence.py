@@ -102,7 +102,7 @@ def _union(runs: Callable[[Store], list[Span]], records: Sequence[Store], group:
 class GatheredEvicts:
     """Keys that left the cache in one step, one after the other; `start` and `end` in ns since the epoch."""
 
-    __slots__ = ("_groups", "_owners", "_owners_of", "_records", "_spans", "end", "reason", "sequence", "start")
+    __slots__ = ("_groups", "_owners", "_records", "_spans", "end", "reason", "sequence", "start")
 
     def __init__(self, first: Evict) -> None:
         """Begin with the first eviction."""
@@ -111,7 +111,6 @@ class GatheredEvicts:
         self.start = self.end = first.time
         self._records = [first]
         self._owners: Mapping[int, str] = {}
-        self._owners_of: list[list[str]] = []
         self._groups: Mapping[int, int] = {}
         self._spans: dict[str, Context] = {}
 
@@ -137,9 +136,7 @@ class GatheredEvicts:
         self._groups = groups
         self._owners = owners if self.reason == "allocation" else {}
         for record in self._records:
-            owners_of = list(map(self._owners.get, record.blocks, repeat("")))
-            self._owners_of.append(owners_of)
-            for owner in owners_of:
+            for owner in map(self._owners.get, record.blocks, repeat("")):
                 if owner not in self._spans:
                     self._spans[owner] = new_root() if step is None else new_child(step)
 
@@ -153,14 +150,15 @@ class GatheredEvicts:
         `kind_of` names the kind of a group.
         """
         by_owner: dict[str, dict[int, _Gone]] = {owner: {} for owner in self._spans}
-        for record, owners in zip(self._records, self._owners_of, strict=True):
+        for record in self._records:
+            owners = list(map(self._owners.get, record.blocks, repeat("")))
             for owner in dict.fromkeys(owners):
                 chosen = None if owners.count(owner) == len(owners) else [one == owner for one in owners]
                 groups = by_owner[owner]
                 if (gone := groups.get(record.group)) is None:
                     gone = groups[record.group] = _Gone()
                 gone.add(record, self._groups, chosen)
-        self._records, self._owners_of = [], []
+        self._records = []
         return [(owner, span, self._attributes(owner, by_owner[owner], kind_of)) for owner, span in self._spans.items()]
 
     def _attributes(self, owner: str, groups: Mapping[int, "_Gone"], kind_of: Callable[[int], str]) -> dict[str, Value]:
