@@ -9,7 +9,7 @@ since the Unix epoch.
 """
 
 import struct
-from typing import Any, cast, get_args
+from typing import Annotated, cast, get_args
 
 import msgspec
 
@@ -20,7 +20,18 @@ LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 16 << 20
 FINGERPRINT_BYTES = 8
 
-Span = tuple[int, int, int]
+Number = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+"""A count, an index, a length in tokens: no vLLM has a larger one, and JSON's readers are exact so far."""
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""Nanoseconds since the Unix epoch, as OTLP and Parquet can hold them."""
+Duration = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""Nanoseconds."""
+
+Scalar = str | bool | float | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""A value of an attribute: what OTLP can hold."""
+
+Span = tuple[Natural, Natural, Natural]
 """Positions `first, first + step, ..., last` as (first, last, step)."""
 
 
@@ -31,14 +42,14 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     are those of the latest `Acknowledge` of another sidecar, for one that does not know this process.
     """
 
-    protocol: int
+    protocol: Natural
     process: str
-    pid: int
-    started: int
+    pid: Natural
+    started: Time
     version: str
-    acknowledged: int = 0
-    held: int = 0
-    evidence: dict[int, int] = {}
+    acknowledged: Natural = 0
+    held: Natural = 0
+    evidence: dict[Number, Number] = {}
 
 
 class Acknowledge(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
@@ -48,9 +59,9 @@ class Acknowledge(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
     the evidence. `last`: the sidecar leaves and takes nothing more.
     """
 
-    acknowledged: int
-    held: int
-    evidence: dict[int, int]
+    acknowledged: Natural
+    held: Natural
+    evidence: dict[Number, Number]
     last: bool = False
 
 
@@ -64,20 +75,20 @@ class Replica(msgspec.Struct, frozen=True, array_like=True, tag="replica"):
     `attributes` are resource attributes, ready to be exported: strings, numbers, booleans and lists of one of them.
     """
 
-    sequence: int
-    replica: int
-    time: int
-    attributes: dict[str, Any]
+    sequence: Natural
+    replica: Number
+    time: Time
+    attributes: dict[str, Scalar | list[Scalar] | None]
 
 
 class GroupPass(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One call of a finder: what the groups were asked for, and what they had. All in tokens."""
 
-    groups: list[int]
-    asked: int
-    hit: int
-    dropped: int
-    alignment: int
+    groups: list[Number]
+    asked: Number
+    hit: Number
+    dropped: Natural
+    alignment: Number
 
 
 class Lookup(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="lookup"):
@@ -95,19 +106,19 @@ class Lookup(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="lookup
     a KV connector, which may continue at the hit of the attention group alone.
     """
 
-    sequence: int
-    replica: int
-    start: int
-    end: int
+    sequence: Natural
+    replica: Number
+    start: Time
+    end: Time
     request: str
-    tokens: int
-    prompt_tokens: int
-    limit: int
-    hit: int
-    uncached: int
+    tokens: Number
+    prompt_tokens: Number
+    limit: Number
+    hit: Number
+    uncached: Number
     skipped: bool
     passes: list[GroupPass]
-    above: list[int | None]
+    above: list[Number | None]
     fingerprints: bytes
     hit_fingerprint: bytes
     ladder: bytes
@@ -115,26 +126,26 @@ class Lookup(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="lookup
     digest: bytes
     key: bytes
     traceparent: str
-    arrival: int
+    arrival: Time
     tracestate: str = ""
     plain: bytes = b""
     lora: bytes = b""
     salt: bytes = b""
-    items: list[tuple[int, bytes]] = []
+    items: list[tuple[Number, bytes]] = []
     session: bytes = b""
-    step: int = 0
+    step: Number = 0
     connector: bool = False
 
 
 class RepeatedLookup(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="repeat"):
     """The request's latest lookup was made again, with the same outcome: it was not admitted in between."""
 
-    sequence: int
-    replica: int
-    start: int
-    end: int
+    sequence: Natural
+    replica: Number
+    start: Time
+    end: Time
     request: str
-    step: int
+    step: Number
 
 
 class Store(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="store"):
@@ -146,16 +157,16 @@ class Store(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="store")
     hash block.
     """
 
-    sequence: int
-    replica: int
-    time: int
+    sequence: Natural
+    replica: Number
+    time: Time
     request: str
-    group: int
+    group: Number
     stored: list[Span]
     masked: list[Span]
     missing: list[Span]
     wanted: list[Span]
-    first_fingerprint: int
+    first_fingerprint: Natural
     fingerprints: bytes
 
 
@@ -163,8 +174,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request's share of a step: tokens [start, end)."""
 
     request: str
-    start: int
-    end: int
+    start: Natural
+    end: Natural
     prefill: bool
 
 
@@ -178,34 +189,34 @@ class Step(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="step"):
     choose.
     """
 
-    sequence: int
-    replica: int
-    index: int
-    start: int
-    end: int
-    running: int
-    waiting: int
-    scheduled: int
-    prefill_tokens: int
-    decode_tokens: int
+    sequence: Natural
+    replica: Number
+    index: Number
+    start: Time
+    end: Time
+    running: Number
+    waiting: Number
+    scheduled: Number
+    prefill_tokens: Number
+    decode_tokens: Number
     chunks: list[Chunk]
-    admitted: dict[str, int]
+    admitted: dict[str, Number]
     finished: list[str]
     preempted: list[str]
     usage: float
-    owners: dict[int, str]
+    owners: dict[Number, str]
     context: bytes = b""
-    owner_groups: dict[int, int] = {}
+    owner_groups: dict[Number, Number] = {}
 
 
 class StepDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="done"):
     """`Scheduler.update_from_output` was given this step's output at `start`: the step was executed by then."""
 
-    sequence: int
-    replica: int
-    index: int
-    start: int
-    end: int
+    sequence: Natural
+    replica: Number
+    index: Number
+    start: Time
+    end: Time
 
 
 class Evict(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="evict"):
@@ -218,38 +229,38 @@ class Evict(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="evict")
     `owner_groups` tell.
     """
 
-    sequence: int
-    replica: int
-    time: int
-    group: int
-    positions: list[int]
+    sequence: Natural
+    replica: Number
+    time: Time
+    group: Number
+    positions: list[Number]
     fingerprints: bytes
     keys: list[bytes]
-    ages: list[int]
-    blocks: list[int]
+    ages: list[Duration]
+    blocks: list[Number]
     reason: str
 
 
 class Reset(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="reset"):
     """The prefix cache was cleared."""
 
-    sequence: int
-    replica: int
-    time: int
+    sequence: Natural
+    replica: Number
+    time: Time
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="finished"):
     """A request left the scheduler. `reason` is vLLM's word, empty where it has none; tokens and times are counts."""
 
-    sequence: int
-    replica: int
-    time: int
+    sequence: Natural
+    replica: Number
+    time: Time
     request: str
     reason: str
-    output_tokens: int
-    preemptions: int
-    drafted: int
-    accepted: int
+    output_tokens: Number
+    preemptions: Number
+    drafted: Number
+    accepted: Number
 
 
 class Executed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="executed"):
@@ -259,12 +270,12 @@ class Executed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="exec
     included.
     """
 
-    sequence: int
-    replica: int
-    index: int
+    sequence: Natural
+    replica: Number
+    index: Number
     context: bytes
-    start: int
-    end: int
+    start: Time
+    end: Time
 
 
 Record = Replica | Lookup | RepeatedLookup | Store | Step | StepDone | Evict | Reset | Finished | Executed
@@ -279,7 +290,7 @@ class Unknown(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     """Records in the order of their numbers. `dropped` counts what this process has dropped since it began."""
 
-    dropped: int
+    dropped: Natural
     records: list[Record]
 
 

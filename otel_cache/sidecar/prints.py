@@ -39,6 +39,8 @@ class Prints(msgspec.Struct, gc=False):
     def along(self, run: Span, grid: int, hash_block: int, suffix: bytes = b"") -> list[bytes]:
         """Return the fingerprints at the positions of a run on `grid`, as far as they are known, each with `suffix`."""
         first, last, step = run
+        # Nothing is known beyond: a run that somebody made up may go on for ever.
+        last = min(last, self._end(hash_block))
         if first % grid or step % grid:
             positions: Sequence[int] = [position for position in range(first, last + 1, step) if position % grid == 0]
         else:
@@ -50,6 +52,11 @@ class Prints(msgspec.Struct, gc=False):
                     return [values[at : at + size] + suffix for at in range(start, stop + 1, step // hash_block * size)]
             positions = range(first, last + 1, step)
         return [found + suffix for position in positions if (found := self.at(position, hash_block))]
+
+    def _end(self, hash_block: int) -> int:
+        """Return the first position, at the end, that is not known."""
+        named = self.first + len(self.values) // FINGERPRINT_BYTES * hash_block
+        return max(named, self.tail_first + len(self.tail) // FINGERPRINT_BYTES * hash_block)
 
     def at(self, position: int, hash_block: int) -> bytes:
         """Return the fingerprint at `position`, b"" where it is not known."""

@@ -52,7 +52,7 @@ def limiting_groups(lookup: Lookup, hits: dict[int, int]) -> list[int]:
     if not short:
         return []
     longest = max(hits.values())
-    return sorted([group for group in short if hits[group] < longest])
+    return sorted([group for group in short if hits.get(group, 0) < longest])
 
 
 def judge(lookup: Lookup, alignment: int) -> Verdict:

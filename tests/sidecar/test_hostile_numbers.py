@@ -1,0 +1,92 @@
+"""Numbers that no vLLM writes, in every place of every record: the sidecar goes on, and counts what it cannot read."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from otel_cache.records import LENGTH, Chunk
+from otel_cache.semconv import names
+from otel_cache.sidecar.status import query_status
+
+from .support import (
+    Peer,
+    executed,
+    finished,
+    hello,
+    named,
+    read_lines,
+    repeated,
+    replica,
+    step,
+    wait_until,
+    whole_request,
+)
+
+NUMBERS = [-1, -(2**63), 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
+PLACES_AT_LEAST = 100
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield where there are integers in a record as MessagePack has it: values of lists and maps, and keys of maps."""
+    if isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from places(each, (*path, index))
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if isinstance(key, int):
+                yield (*path, ("key", key))
+            yield from places(each, (*path, key))
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield path
+
+
+def changed(value: Any, path: tuple[Any, ...], number: int) -> Any:
+    """Return a record with another number at a place."""
+    if not path:
+        return number
+    head, *rest = path
+    if isinstance(head, tuple):
+        return {number if key == head[1] else key: each for key, each in value.items()}
+    if isinstance(value, dict):
+        return {key: changed(each, tuple(rest), number) if key == head else each for key, each in value.items()}
+    return [changed(each, tuple(rest), number) if index == head else each for index, each in enumerate(value)]
+
+
+def batches() -> list[list[Any]]:
+    """Return batches that together have every kind of record, each with all of its fields, as MessagePack has them."""
+    whole = whole_request()
+    whole[5] = step(
+        5, 0, chunks=[Chunk("q", 8000, 9600, True)], admitted={"q": 0}, owner_groups={11: 0, 12: 3}, preempted=["z"]
+    )
+    other = [*whole, repeated(10, "p"), finished(11), executed(12, bytes(24))]
+    return [msgspec.msgpack.decode(msgspec.msgpack.encode(record)) for record in other]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("export", [False, True])
+def test_one_number_at_a_time(start, socket_path, tmp_path, collector, capfd, export):
+    out = tmp_path / "out.jsonl"
+    sidecar = start(out, collector.endpoint if export else None)
+    records = batches()
+    tried = 0
+    for place in places(records):
+        for number in NUMBERS:
+            peer = Peer(socket_path, hello(f"{tried:08x}"))
+            payload = msgspec.msgpack.encode(["batch", 0, changed(records, place, number)])
+            peer.socket.sendall(LENGTH.pack(len(payload)) + payload)
+            peer.close()
+            tried += 1
+            if tried % 50 == 0:
+                query_status(socket_path)
+    good = Peer(socket_path, hello("ffff"))
+    good.send(replica(), *whole_request(1, "good"))
+    wait_until(lambda: "good" in {span[names.REQUEST_ID] for span in named(read_lines(out), names.REQUEST)}, 60)
+    status = query_status(socket_path)
+    assert sidecar.stop() == 0
+
+    assert tried >= PLACES_AT_LEAST * len(NUMBERS)
+    assert status.malformed > 0
+    # No more than one of each kind is complained of.
+    assert capfd.readouterr().err.count("only counted") <= 2
