@@ -33,7 +33,9 @@ from analyzers.readers.typed_parquet import (
 from otel_cache.errors import UsageError
 from otel_cache.package import SCOPE
 
-ALONE = ROW_GROUP // 8
+GROUP_BYTES = 16 << 20
+"""So much a row group takes in memory: what is read at a time, and by every thread."""
+ALONE = 1 << 13
 """Names with fewer spans share row groups, because each of those costs some bytes for each column."""
 _COMPAT = pl.CompatLevel.oldest()
 _RANDOM = (*IDS, "start", "end")
@@ -60,6 +62,7 @@ def write(batches: Iterable[Batch], path: str, stamp: str = "") -> int:
         with tempfile.TemporaryDirectory(prefix=".otel-cache-", dir=target.parent) as folder:
             parts: dict[str, list[Path]] = {}
             rows: dict[str, int] = {}
+            sizes: dict[str, int] = {}
             for batch in batches:
                 tally.add(batch.tally)
                 notes.points += batch.points
@@ -69,6 +72,7 @@ def write(batches: Iterable[Batch], path: str, stamp: str = "") -> int:
                         continue
                     columns.setdefault(name, {}).update(dict.fromkeys(frame.columns))
                     rows[name] = rows.get(name, 0) + frame.height
+                    sizes[name] = sizes.get(name, 0) + int(frame.estimated_size())
                     files = parts.setdefault(name, [])
                     files.append(Path(folder, f"{sum(map(len, parts.values()))}.parquet"))
                     frame.write_parquet(files[-1], compression="lz4", statistics=False)
@@ -76,7 +80,8 @@ def write(batches: Iterable[Batch], path: str, stamp: str = "") -> int:
             notes.foreign, notes.skipped = tally.foreign, tally.skipped
             notes.notes, notes.kinds = tally.kept()
             scans = {name: _scan(parts[name], notes.columns[name]) for name in sorted(parts)}
-            _join(_row_groups(scans, rows), temporary, notes)
+            most = {name: min(ROW_GROUP, 1 + rows[name] * GROUP_BYTES // sizes[name]) for name in rows}
+            _join(_row_groups(scans, rows, most), temporary, notes)
         temporary.replace(target)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
@@ -109,14 +114,18 @@ def _scan(files: Sequence[Path], columns: Sequence[str]) -> pl.LazyFrame:
     return pl.concat(scans).select(columns)
 
 
-def _row_groups(scans: Mapping[str, pl.LazyFrame], rows: Mapping[str, int]) -> Iterator[tuple[list[str], pl.DataFrame]]:
-    """Yield the rows of each row group, and the names that they have."""
+def _row_groups(
+    scans: Mapping[str, pl.LazyFrame], rows: Mapping[str, int], most: Mapping[str, int]
+) -> Iterator[tuple[list[str], pl.DataFrame]]:
+    """Yield the rows of each row group, and the names that they have; `most` is how many one may have of a name."""
     shared: dict[str, pl.DataFrame] = {}
     waiting = 0
     for name, scan in scans.items():
         if rows[name] >= ALONE:
-            for offset in range(0, rows[name], ROW_GROUP):
-                yield [name], scan.slice(offset, ROW_GROUP).collect()
+            # As large as each other: none is begun for a few rows.
+            size = -(-rows[name] // -(-rows[name] // most[name]))
+            for offset in range(0, rows[name], size):
+                yield [name], scan.slice(offset, size).collect()
             continue
         if waiting + rows[name] > ROW_GROUP:
             yield list(shared), pl.concat(shared.values(), how="diagonal")
