@@ -23,6 +23,7 @@ IDENTITY = (*TRACE, SPAN)
 PENDING_ROWS = 1 << 16
 """So many spans are made rows at a time: what their attributes take is gone before all are read."""
 _INPUT = "input"
+_NARROW = ((pl.Int8(), 1 << 7), (pl.Int16(), 1 << 15), (pl.Int32(), 1 << 31))
 _WIDE = ("sequence", "number", "start", "end")
 """Columns that rows are ordered and joined by, which have the same type in all frames, and times."""
 _KEPT = {AT: pl.UInt32(), "life": pl.Int32(), "start": pl.Int64(), **dict.fromkeys(IDENTITY, pl.UInt64())}
@@ -218,8 +219,12 @@ class CaptureBuilder:
 
 def _narrow(made: pl.DataFrame) -> pl.DataFrame:
     """Return rows with integers in no more bytes than they need: most are small, and wait until all are read."""
-    wide = (each for each in made if each.dtype == pl.Int64 and each.name not in _WIDE)
-    return made.with_columns(each.shrink_dtype() for each in wide)
+    for index, each in enumerate(made):
+        if each.dtype == pl.Int64 and each.name not in _WIDE:
+            least, most = each.min() or 0, each.max() or 0
+            narrow = next((dtype for dtype, limit in _NARROW if -limit <= least and most < limit), pl.Int64())  # type: ignore[operator]
+            made.replace_column(index, each.cast(narrow))
+    return made
 
 
 def _finished(made: pl.DataFrame, schema: schemas.Schema) -> pl.DataFrame:
