@@ -23,6 +23,9 @@ IDENTITY = (*TRACE, SPAN)
 PENDING_ROWS = 1 << 16
 """So many spans are made rows at a time: what their attributes take is gone before all are read."""
 _INPUT = "input"
+_NARROW = ((pl.Int8(), 1 << 7), (pl.Int16(), 1 << 15), (pl.Int32(), 1 << 31))
+_WIDE = ("sequence", "number", "start", "end")
+"""Columns that rows are ordered and joined by, which have the same type in all frames, and times."""
 _KEPT = {AT: pl.UInt32(), "life": pl.Int32(), "start": pl.Int64(), **dict.fromkeys(IDENTITY, pl.UInt64())}
 _DROPPED = {AT: pl.UInt32(), **dict.fromkeys(DROPPED, pl.Int64())}
 
@@ -107,7 +110,7 @@ class CaptureBuilder:
                     spans = spans.filter(right)
                 schema = schemas.of_rows(table.schema).items()
                 made = table.make(spans).select(pl.col(each).cast(dtype) for each, dtype in schema)
-                self._rows[name].append(made)
+                self._rows[name].append(_narrow(made))
             self._keep(spans.select(*_KEPT), spans.select(pl.col(each).fill_null(0) for each in _DROPPED))
 
     def _make_exact_rows(self, name: str, spans: pl.DataFrame) -> None:
@@ -152,7 +155,11 @@ class CaptureBuilder:
         for name, table in TABLES.items():
             parts = self._rows.pop(name)
             # Their parts become one when they are sorted, which copies them anyway.
-            frame = pl.concat(parts) if parts else pl.DataFrame(schema=schemas.of_rows(table.schema))
+            frame = (
+                pl.concat(parts, how="vertical_relaxed")
+                if parts
+                else pl.DataFrame(schema=schemas.of_rows(table.schema))
+            )
             parts.clear()
             if first is not None:
                 frame = frame.filter(first.gather(frame[AT]))
@@ -210,11 +217,21 @@ class CaptureBuilder:
         return first
 
 
+def _narrow(made: pl.DataFrame) -> pl.DataFrame:
+    """Return rows with integers in no more bytes than they need: most are small, and wait until all are read."""
+    for index, each in enumerate(made):
+        if each.dtype == pl.Int64 and each.name not in _WIDE:
+            least, most = each.min() or 0, each.max() or 0
+            narrow = next((dtype for dtype, limit in _NARROW if -limit <= least and most < limit), pl.Int64())  # type: ignore[operator]
+            made.replace_column(index, each.cast(narrow))
+    return made
+
+
 def _finished(made: pl.DataFrame, schema: schemas.Schema) -> pl.DataFrame:
-    """Return rows with identifiers as text, where the frame has them."""
+    """Return rows as the frame has them: identifiers as text, numbers in the schema's types."""
     words = {"trace_id": TRACE, "span_id": (SPAN,), "parent_span_id": (PARENT,)}
     texts = [identifiers.written(*made[words[name]]).alias(name) for name in schemas.IDS if name in schema]
-    return made.with_columns(texts).select(*schema)
+    return made.with_columns(texts).select(pl.col(name).cast(dtype) for name, dtype in schema.items())
 
 
 def _flat(name: str, row: dict[str, Any]) -> FlatSpan:

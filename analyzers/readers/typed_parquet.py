@@ -54,12 +54,12 @@ REST: dict[str, pl.DataType] = {
 }
 HEAD = {**IDS, **REST}
 SCHEMA = {**HEAD, **DTYPES, ODD: pl.String(), MORE: pl.String()}
-ROW_GROUP = 1 << 16
+ROW_GROUP = 1 << 17
 PIECE_ROWS = ROW_GROUP
 """So many rows are read at a time, so that what they take does not grow with the file."""
 THREADS = 2
-AHEAD = 2 * THREADS
-"""So many pieces are waited for at most: enough to do while a large one is read."""
+AHEAD = THREADS + 1
+"""So many pieces are waited for at most: one is ready when the next is asked for."""
 FOREIGN_PART = "foreign"
 _BROKEN = object_storage.BROKEN
 
@@ -131,6 +131,8 @@ def read(source: Source, label: str) -> Iterator[Batch]:
 
 
 _KIND = ("name", "scope")
+_CODED = (*_KIND, "resource")
+_CODE = "code of "
 _ALWAYS = {*HEAD, *OLD_IDS}
 _ALL = {**SCHEMA, **OLD_IDS}
 
@@ -195,37 +197,48 @@ def _columns(parts: Iterable[str], file: _File) -> list[str]:
     return [name for name in file.present if name in wanted]
 
 
+def _with_codes(rows: pl.LazyFrame) -> pl.DataFrame:
+    """Read rows, and the codes of their names, scopes and resources.
+
+    All in one query, and what follows is no query: many small ones cost as much as the reading.
+    """
+    return rows.with_columns(
+        pl.col(each).cast(pl.Categorical).to_physical().alias(_CODE + each) for each in _CODED
+    ).collect()
+
+
 def _kinds(spans: pl.DataFrame) -> list[_Kind]:
     """Return the names and scopes that spans have."""
-    first = spans.row(0)
-    if None not in first and all((spans[name] == value).all() for name, value in zip(_KIND, first, strict=True)):
-        return [first]
-    return spans.unique().rows()
+    first = [spans[name][0] for name in _KIND]
+    codes = [spans[_CODE + name] for name in _KIND]
+    if None not in first and all(not each.null_count() and each.min() == each.max() for each in codes):
+        return [(first[0], first[1])]
+    return spans.select(_KIND).unique().rows()
 
 
 def _read_piece(file: _File, piece: _Piece) -> Batch:
     rows = file.rows.slice(piece.offset, piece.rows)
     parts = piece.names
     if parts is None:
-        parts = list(map(_part, _kinds(rows.select(pl.col(_KIND).cast(pl.Categorical)).collect())))
+        parts = list(map(_part, _kinds(_with_codes(rows.select(_CODED)))))
     columns = _columns(parts, file)
-    spans = rows.select(columns).collect()
-    kinds = _kinds(spans.select(_KIND))
+    spans = _with_codes(rows.select(columns))
+    kinds = _kinds(spans)
     needed = _columns(map(_part, kinds), file)
     if not set(needed) <= set(columns):
         # The names are others than was told.
-        spans = rows.select(needed).collect()
-    resource, resources = _resources(spans["resource"])
-    line = pl.int_range(piece.offset + 1, piece.offset + 1 + spans.height, eager=True).alias("line")
-    spans = with_numbers(spans).with_columns(resource, line)
+        spans = _with_codes(rows.select(needed))
+    resource, resources = _resources(spans)
+    line = pl.Series("line", np.arange(piece.offset + 1, piece.offset + 1 + spans.height))
+    spans = with_numbers(spans.replace_column(spans.get_column_index("resource"), resource).hstack([line]))
     ours = {kind[0]: _own(kind, file, spans.columns) for kind in kinds if kind[0] is not None and kind[1] == SCOPE}
     if len(kinds) == 1 and ours:
-        return Batch({name: spans.select(own) for name, own in ours.items()}, resources)
+        return Batch({name: spans[own] for name, own in ours.items()}, resources)
     of_ours = pl.col("scope").eq_missing(pl.lit(SCOPE))
     by_name = {}
     for (name,), frame in spans.filter(of_ours).partition_by("name", as_dict=True).items():
         if name is not None:
-            by_name[str(name)] = frame.select(ours[str(name)])
+            by_name[str(name)] = frame[ours[str(name)]]
     others = spans.filter(~of_ours)
     return Batch(by_name, resources, list(_flat(others)) if others.height else [])
 
@@ -236,21 +249,21 @@ def _own(kind: _Kind, file: _File, columns: Sequence[str]) -> list[str]:
     return [name for name in columns if name in own]
 
 
-def _resources(written: pl.Series) -> tuple[pl.Series, list[Mapping[str, Any]]]:
-    """Return a column of resources as indices into a list of them, and that."""
-    codes = written.cast(pl.Categorical).to_physical()
-    places = codes.to_numpy()
-    size = int(codes.max() or 0) + 1  # type: ignore[arg-type]
+def _resources(spans: pl.DataFrame) -> tuple[pl.Series, list[Mapping[str, Any]]]:
+    """Return the resources of spans as indices into a list of them, and that."""
+    written, codes = spans["resource"], spans[_CODE + "resource"]
+    size = 1 + int(codes.max() or 0)  # type: ignore[arg-type]
     if codes.null_count():
         # The last place is for spans without a resource.
+        codes = codes.fill_null(size)
         size += 1
-        places = codes.fill_null(size - 1).to_numpy()
+    places = codes.to_numpy()
     at = np.full(size, -1, np.int32)
     at[places] = np.arange(len(places), dtype=np.int32)
     different = np.flatnonzero(at >= 0)
     index = np.zeros(size, np.int32)
     index[different] = np.arange(len(different))
-    resources = [_object(each) for each in written.gather(at[different]).cast(pl.String)]
+    resources = [_object(written[each]) for each in at[different].tolist()]
     return pl.Series("resource", index[places]), resources
 
 

@@ -1,8 +1,9 @@
 """Typed columns to one Parquet file, in the form that `analyzers.readers.typed_parquet` reads.
 
 Spans of one name are row groups of their own; names that few spans have share some. Text is stored with dictionaries,
-and compressed but for fingerprints; numbers are not compressed, which would cost more time than it saves bytes. polars
-writes all columns of a file in one way, so pyarrow does it.
+and compressed but for fingerprints; numbers are not compressed, which would cost more time than it saves bytes. A file
+of few spans is read at once anyway: all of it is compressed, and it is a third smaller. polars writes all columns in
+one way, so pyarrow does it.
 """
 
 import json
@@ -33,8 +34,12 @@ from analyzers.readers.typed_parquet import (
 from otel_cache.errors import UsageError
 from otel_cache.package import SCOPE
 
-ALONE = ROW_GROUP // 8
+GROUP_BYTES = 16 << 20
+"""So much a row group takes in memory: what is read at a time, and by every thread."""
+ALONE = 1 << 13
 """Names with fewer spans share row groups, because each of those costs some bytes for each column."""
+FEW = ROW_GROUP
+"""A file of fewer spans is compressed whole."""
 _COMPAT = pl.CompatLevel.oldest()
 _RANDOM = (*IDS, "start", "end")
 """Columns whose values hardly repeat."""
@@ -60,6 +65,7 @@ def write(batches: Iterable[Batch], path: str, stamp: str = "") -> int:
         with tempfile.TemporaryDirectory(prefix=".otel-cache-", dir=target.parent) as folder:
             parts: dict[str, list[Path]] = {}
             rows: dict[str, int] = {}
+            sizes: dict[str, int] = {}
             for batch in batches:
                 tally.add(batch.tally)
                 notes.points += batch.points
@@ -69,6 +75,7 @@ def write(batches: Iterable[Batch], path: str, stamp: str = "") -> int:
                         continue
                     columns.setdefault(name, {}).update(dict.fromkeys(frame.columns))
                     rows[name] = rows.get(name, 0) + frame.height
+                    sizes[name] = sizes.get(name, 0) + int(frame.estimated_size())
                     files = parts.setdefault(name, [])
                     files.append(Path(folder, f"{sum(map(len, parts.values()))}.parquet"))
                     frame.write_parquet(files[-1], compression="lz4", statistics=False)
@@ -76,7 +83,8 @@ def write(batches: Iterable[Batch], path: str, stamp: str = "") -> int:
             notes.foreign, notes.skipped = tally.foreign, tally.skipped
             notes.notes, notes.kinds = tally.kept()
             scans = {name: _scan(parts[name], notes.columns[name]) for name in sorted(parts)}
-            _join(_row_groups(scans, rows), temporary, notes)
+            most = {name: min(ROW_GROUP, 1 + rows[name] * GROUP_BYTES // sizes[name]) for name in rows}
+            _join(_row_groups(scans, rows, most), temporary, notes, _forms(few=sum(rows.values()) < FEW))
         temporary.replace(target)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
@@ -109,14 +117,18 @@ def _scan(files: Sequence[Path], columns: Sequence[str]) -> pl.LazyFrame:
     return pl.concat(scans).select(columns)
 
 
-def _row_groups(scans: Mapping[str, pl.LazyFrame], rows: Mapping[str, int]) -> Iterator[tuple[list[str], pl.DataFrame]]:
-    """Yield the rows of each row group, and the names that they have."""
+def _row_groups(
+    scans: Mapping[str, pl.LazyFrame], rows: Mapping[str, int], most: Mapping[str, int]
+) -> Iterator[tuple[list[str], pl.DataFrame]]:
+    """Yield the rows of each row group, and the names that they have; `most` is how many one may have of a name."""
     shared: dict[str, pl.DataFrame] = {}
     waiting = 0
     for name, scan in scans.items():
         if rows[name] >= ALONE:
-            for offset in range(0, rows[name], ROW_GROUP):
-                yield [name], scan.slice(offset, ROW_GROUP).collect()
+            # As large as each other: none is begun for a few rows.
+            size = -(-rows[name] // -(-rows[name] // most[name]))
+            for offset in range(0, rows[name], size):
+                yield [name], scan.slice(offset, size).collect()
             continue
         if waiting + rows[name] > ROW_GROUP:
             yield list(shared), pl.concat(shared.values(), how="diagonal")
@@ -127,7 +139,7 @@ def _row_groups(scans: Mapping[str, pl.LazyFrame], rows: Mapping[str, int]) -> I
         yield list(shared), pl.concat(shared.values(), how="diagonal")
 
 
-def _join(groups: Iterable[tuple[list[str], pl.DataFrame]], path: Path, notes: Notes) -> None:
+def _join(groups: Iterable[tuple[list[str], pl.DataFrame]], path: Path, notes: Notes, forms: Mapping[str, Any]) -> None:
     """Write row groups to a file, each column of the schema in it."""
     # Only those who write need it.
     from pyarrow import parquet
@@ -135,15 +147,15 @@ def _join(groups: Iterable[tuple[list[str], pl.DataFrame]], path: Path, notes: N
     schema = pl.DataFrame(schema=SCHEMA).to_arrow(compat_level=_COMPAT).schema
     # Made first, with its mode, so that no other user ever reads it.
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
-    with parquet.ParquetWriter(path, schema, write_statistics=["name", "start", "end"], **_forms()) as writer:
+    with parquet.ParquetWriter(path, schema, write_statistics=["name", "start", "end"], **forms) as writer:
         for names, rows in groups:
             notes.groups.append((names, rows.height))
             writer.write_table(_table(rows, schema), row_group_size=max(rows.height, 1))
         writer.add_key_value_metadata({METADATA: msgspec.json.encode(notes).decode()})
 
 
-def _forms() -> dict[str, Any]:
-    """Return how columns are compressed, and which have a dictionary."""
+def _forms(few: bool) -> dict[str, Any]:
+    """Return how columns are compressed, and which have a dictionary; `few` is whether the spans are."""
     compression, dictionaries = {}, []
     for name, dtype in SCHEMA.items():
         of_list = isinstance(dtype, pl.List)
@@ -153,7 +165,7 @@ def _forms() -> dict[str, Any]:
         compression[path] = "none" if random else "lz4"
         if name not in _RANDOM and inner not in (pl.Float64, pl.Boolean):
             dictionaries.append(path)
-    return {"compression": compression, "use_dictionary": dictionaries}
+    return {"compression": "zstd" if few else compression, "use_dictionary": dictionaries}
 
 
 def _table(rows: pl.DataFrame, schema: Any) -> Any:

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from analyzers.model import Capture
-from analyzers.readers import frames, open_capture
+from analyzers.readers import frames, open_capture, schemas
 from analyzers.readers.spans import FlatSpan
 from analyzers.readers.tables import TABLES, Table
 from otel_cache.semconv import names
@@ -62,3 +62,17 @@ def test_spans_without_fault_are_not_looked_at_one_by_one(tmp_path: Path, monkey
     opened(tmp_path / "spans", monkeypatch, watched)
     # Only blocks with keys of their own, and markers without groups.
     assert sorted(seen) == [f"{number:016x}" for number in (15, 16)]
+
+
+def test_numbers_of_any_size_come_back_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows wait in the narrowest type that holds them; which one that is differs from part to part."""
+    monkeypatch.setattr(frames, "PENDING_ROWS", 1)
+    indices = [1, 1 << 7, 1 << 31, 1 << 40, (1 << 63) - 1]
+    waiting = [None, 3, None, 1 << 16, 1 << 62]
+    for number, (index, waits) in enumerate(zip(indices, waiting, strict=True)):
+        step = otlp.step(50 + number, 50 + number, STEP_INDEX=index, STEP_WAITING_REQUESTS=waits)
+        (tmp_path / f"{number}.jsonl").write_bytes(otlp.line(otlp.resource(), [step]))
+    steps = open_capture(tmp_path).steps
+    assert dict(steps.schema) == schemas.STEPS
+    assert steps["index"].to_list() == indices
+    assert steps["waiting_requests"].to_list() == [each or 0 for each in waiting]

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from analyzers.readers import convert, open_capture, typed_parquet
+from analyzers.readers import convert, open_capture, typed_parquet, typed_writer
 from otel_cache.errors import CaptureError
 from tests.readers import otlp
 from tests.readers.test_capture import assert_same
@@ -122,3 +122,18 @@ def test_a_column_of_another_type_is_told(typed: Path) -> None:
         changed.write_parquet(typed)
         with pytest.raises(CaptureError, match=f"column '{column}' holds {dtype()}"):
             open_capture(typed)
+
+
+def test_row_groups_are_as_large_as_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lines").write_bytes(WHOLE)
+    monkeypatch.setattr(typed_writer, "ALONE", 1)
+    monkeypatch.setattr(typed_writer, "GROUP_BYTES", 1000)
+    convert([tmp_path / "lines"], str(tmp_path / "typed"))
+    rows: dict[str, list[int]] = {}
+    for (name, *others), count in json.loads(notes_of(tmp_path / "typed")[typed_parquet.METADATA])["groups"]:
+        assert not others
+        rows.setdefault(name, []).append(count)
+    assert max(map(len, rows.values())) > 1
+    for counts in rows.values():
+        assert set(counts[:-1]) <= {max(counts)}
+    assert_same(open_capture(tmp_path / "typed"), open_capture(tmp_path / "lines"))
