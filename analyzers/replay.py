@@ -18,8 +18,8 @@ from analyzers.events import (
 )
 from analyzers.finders import agree
 from analyzers.fleet_views import Caches, FleetViews
-from analyzers.ladder import Coming, Explained, Scene, explain
-from analyzers.lookups import Lookup, lookups_of
+from analyzers.ladder import Coming, Explained, Lacking, Scene, begin, explain, nothing_left
+from analyzers.lookups import Looked, Lookup, lookups_of
 from analyzers.missing import Missing
 from analyzers.producers import Producers
 from analyzers.prompts import UNKNOWN, Kind, Prompt, contains, kind_of, last_mark
@@ -48,7 +48,7 @@ class Replayed(NamedTuple):
     """One lookup with its explanation.
 
     Attributes:
-        row: its row in `Capture.lookups`, without the fingerprints.
+        row: what is of use of its row in `Capture.lookups`.
         prompt: its tokens.
         explained: its ladder; None where the evidence has holes and nothing can be said.
         relative: index (into the replayed lookups) of the latest earlier lookup that shares the longest prefix.
@@ -59,7 +59,7 @@ class Replayed(NamedTuple):
 
     """
 
-    row: Mapping[str, Any]
+    row: Looked
     settings: Settings
     prompt: Prompt
     residency: "Snapshot"
@@ -141,41 +141,48 @@ class Replay:
     def _lookup(self, life: int, time: int, lookup: Lookup) -> None:
         settings, cache = self.settings[life], self.caches[life]
         row, prompt, before = lookup.row, lookup.prompt, lookup.before
-        name = (life, row["request_id"])
+        name = (life, row.request_id)
         self._producers.begin(name, time)
         view = View(cache, prompt.chain, prompt.tokens)
         explained, elsewhere = None, None
         named = prompt.whole != UNKNOWN and UNKNOWN not in prompt.chain
         if named and settings.predictable and not self._holes.by_now(life) and settings.prefix_caching:
+            walk, lacking = begin(prompt.tokens, before, lookup.limit, settings), self._lacking(life)
             fleet = self._fleet(life, lookup, view)
-            explained = explain(prompt, self._scene(life, time, lookup, name, view, fleet))
+            if walk.at:
+                explained = explain(walk, prompt, self._scene(life, time, lookup, name, view, fleet, lacking))
+            else:
+                explained = nothing_left(walk, before.same_key, lacking)
             turn = self._previous_turn(prompt, before.relative, before.same_key)
             elsewhere = self._elsewhere(lookup, fleet, turn, life)
         self._append(life, lookup, explained, elsewhere, view)
         cache.look(time)
-        if row["admitted"]:
-            cache.use(prompt.chain, row["hit_tokens"], time)
+        if row.admitted:
+            cache.use(prompt.chain, row.hit_tokens, time)
         self._prompts[name] = prompt
 
-    def _scene(self, life: int, time: int, lookup: Lookup, name: Name, view: View, fleet: FleetViews) -> Scene:
+    def _lacking(self, life: int) -> Lacking:
         holes = self._holes
-        elsewhere = later = holes.thinned
-        if holes.any:
-            others = [other for other, kind in enumerate(self._kinds) if kind[0] == self._kinds[life][0]]
-            elsewhere = elsewhere or any(holes.by_now(other) for other in others if other != life)
-            later = later or any(holes.ever(other) for other in others)
+        if not holes.any:
+            return _LACKING if holes.thinned else _WHOLE
+        others = [other for other, kind in enumerate(self._kinds) if kind[0] == self._kinds[life][0]]
+        elsewhere = holes.thinned or any(holes.by_now(other) for other in others if other != life)
+        return Lacking(elsewhere, holes.thinned or any(holes.ever(other) for other in others))
 
+    def _scene(
+        self, life: int, time: int, lookup: Lookup, name: Name, view: View, fleet: FleetViews, lacking: Lacking
+    ) -> Scene:
         def coming(after: int) -> Coming:
             return self._producers.coming(lookup.prompt.chain, self._comparable(life), after, time, name, self._prompts)
 
-        return Scene(lookup.limit, lookup.before, view, fleet, coming, lookup.connector, elsewhere, later)
+        return Scene(lookup.limit, lookup.before.same_key, view, fleet, coming, lookup.connector, lacking)
 
     def _append(
         self, life: int, lookup: Lookup, explained: Explained | None, elsewhere: Elsewhere | None, view: View
     ) -> None:
         row, prompt, before = lookup.row, lookup.prompt, lookup.before
         missing = explained.missing if explained else ()
-        snapshot = _snapshot(view, explained.needed if explained else row["hit_tokens"], missing)
+        snapshot = _snapshot(view, explained.needed if explained else row.hit_tokens, missing)
         producer = next((entry.refusal.request for entry in missing if entry.refusal), None) if missing else None
         whole, tokens = False, 0
         if producer is not None:
@@ -204,7 +211,7 @@ class Replay:
         """Return the prompt against every cache that could hold it."""
         own = self._kinds[life]
         relative, first = lookup.before.relative, None
-        if relative is not None and self._kinds[other := self.replayed[relative].row["life"]] == own:
+        if relative is not None and self._kinds[other := self.replayed[relative].row.life] == own:
             first = self.caches[other]
         others: Sequence[View] = ()
         if elsewhere := lookup.before.elsewhere:
@@ -217,13 +224,13 @@ class Replay:
             return None
         before = self.replayed[relative]
         longer = prompt.tokens > before.prompt.tokens and shared >= last_mark(before.prompt, before.settings)
-        return int(before.row["life"]) if longer else None
+        return int(before.row.life) if longer else None
 
     def _elsewhere(self, lookup: Lookup, fleet: FleetViews, turn: int | None, life: int) -> Elsewhere | None:
         """Return what the other replicas would have given; None where there are none."""
         if len(self.caches) == 1:
             return None
-        own, here = lookup.row["hit_tokens"], self.caches[life]
+        own, here = lookup.row.hit_tokens, self.caches[life]
         previous = own if turn == life else None if turn is None else 0
         best, names = own, [here.replica]
         limit = lookup.limit
@@ -264,3 +271,5 @@ def _snapshot(view: View, needed: int, missing: Sequence[Missing]) -> Snapshot:
 
 
 _NOTHING: Mapping[int, Sequence[int]] = {}
+_WHOLE = Lacking(elsewhere=False, later=False)
+_LACKING = Lacking(elsewhere=True, later=True)
