@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from analyzers import model
@@ -143,23 +144,35 @@ class Replay:
         row, prompt, before = lookup.row, lookup.prompt, lookup.before
         name = (life, row.request_id)
         self._producers.begin(name, time)
-        view = View(cache, prompt.chain, prompt.tokens)
+        view: View | None = None
         explained, elsewhere = None, None
         named = prompt.whole != UNKNOWN and UNKNOWN not in prompt.chain
         if named and settings.predictable and not self._holes.by_now(life) and settings.prefix_caching:
             walk, lacking = begin(prompt.tokens, before, lookup.limit, settings), self._lacking(life)
-            fleet = self._fleet(life, lookup, view)
-            if walk.at:
-                explained = explain(walk, prompt, self._scene(life, time, lookup, name, view, fleet, lacking))
-            else:
+            if not walk.at and self._is_new(lookup, name):
                 explained = nothing_left(walk, before.same_key, lacking)
-            turn = self._previous_turn(prompt, before.relative, before.same_key)
-            elsewhere = self._elsewhere(lookup, fleet, turn, life)
+                elsewhere = self._elsewhere(lookup, (), life)
+            else:
+                view = View(cache, prompt.chain, prompt.tokens)
+                fleet = self._fleet(life, lookup, view)
+                if walk.at:
+                    explained = explain(walk, prompt, self._scene(life, time, lookup, name, view, fleet, lacking))
+                else:
+                    explained = nothing_left(walk, before.same_key, lacking)
+                elsewhere = self._elsewhere(lookup, fleet.holding, life)
+        else:
+            view = View(cache, prompt.chain, prompt.tokens)
         self._append(life, lookup, explained, elsewhere, view)
         cache.look(time)
         if row.admitted:
             cache.use(prompt.chain, row.hit_tokens, time)
         self._prompts[name] = prompt
+
+    def _is_new(self, lookup: Lookup, name: Name) -> bool:
+        """Whether no block of a prompt can be in any cache: nobody has named one, `name` itself included."""
+        settings, before = self.settings[name[0]], lookup.before
+        first = min(settings.hash_block + settings.lookahead, lookup.prompt.tokens)
+        return before.same_key < first and not before.elsewhere and name not in self._prompts
 
     def _lacking(self, life: int) -> Lacking:
         holes = self._holes
@@ -178,11 +191,15 @@ class Replay:
         return Scene(lookup.limit, lookup.before.same_key, view, fleet, coming, lookup.connector, lacking)
 
     def _append(
-        self, life: int, lookup: Lookup, explained: Explained | None, elsewhere: Elsewhere | None, view: View
+        self, life: int, lookup: Lookup, explained: Explained | None, elsewhere: Elsewhere | None, view: View | None
     ) -> None:
+        """Keep a lookup with its explanation; `view`: None where no cache has anything of its prompt."""
         row, prompt, before = lookup.row, lookup.prompt, lookup.before
         missing = explained.missing if explained else ()
-        snapshot = _snapshot(view, explained.needed if explained else row.hit_tokens, missing)
+        if view is None:
+            snapshot = _nothing(len(self.settings[life].groups))
+        else:
+            snapshot = _snapshot(view, explained.needed if explained else row.hit_tokens, missing)
         producer = next((entry.refusal.request for entry in missing if entry.refusal), None) if missing else None
         whole, tokens = False, 0
         if producer is not None:
@@ -226,15 +243,16 @@ class Replay:
         longer = prompt.tokens > before.prompt.tokens and shared >= last_mark(before.prompt, before.settings)
         return int(before.row.life) if longer else None
 
-    def _elsewhere(self, lookup: Lookup, fleet: FleetViews, turn: int | None, life: int) -> Elsewhere | None:
-        """Return what the other replicas would have given; None where there are none."""
+    def _elsewhere(self, lookup: Lookup, holding: Sequence[View], life: int) -> Elsewhere | None:
+        """Return what the other replicas would have given, of which `holding` may; None where there are none."""
         if len(self.caches) == 1:
             return None
         own, here = lookup.row.hit_tokens, self.caches[life]
+        turn = self._previous_turn(lookup.prompt, lookup.before.relative, lookup.before.same_key)
         previous = own if turn == life else None if turn is None else 0
         best, names = own, [here.replica]
         limit = lookup.limit
-        for view in fleet.holding:
+        for view in holding:
             residency = view.residency
             if residency is here or residency.over or not view.prefix(limit):
                 continue
@@ -253,6 +271,12 @@ def hit_on(view: View, limit: int) -> int:
     settings = view.residency.settings
     top = min(limit, view.shared)
     return min(top, agree(settings, view.positions, top, len(view.chain) * settings.hash_block))
+
+
+@lru_cache
+def _nothing(groups: int) -> Snapshot:
+    """Return that none of so many groups has anything."""
+    return Snapshot((None,) * groups, (None,) * groups, _NOTHING, _NOTHING)
 
 
 def _snapshot(view: View, needed: int, missing: Sequence[Missing]) -> Snapshot:
