@@ -115,12 +115,12 @@ class Replay:
         rows: tuple[Iterator[Any], ...] = (lookups, stored_of(line), evicted_of(line, evicts))
         following = tuple(each.__next__ for each in rows)
         holes = self._holes
-        watched = holes.any
-        for time, life, kind, sequence, missing in happenings(line):
+        columns = ("sequence", "missing") if holes.any else ()
+        for time, life, kind, *lacking in happenings(line, "time", "life", "kind", *columns):
             if life in ends:
                 self._begin(life, ends.pop(life), time)
-            if watched:
-                holes.pass_by(life, sequence, missing)
+            if lacking:
+                holes.pass_by(life, *lacking)
             row = following[kind]()
             if kind == STORE:
                 self._store(life, row)

@@ -44,6 +44,10 @@ class _Lookup(NamedTuple):
     hit: int
 
 
+_NONE = -1
+"""Instead of the index of a lookup."""
+
+
 class Acts:
     """Who named what, in time: lookups their prompts, stores what an answer added."""
 
@@ -94,7 +98,7 @@ class Acts:
 
     def store(self, name: Name, prompt: Prompt, begin: int) -> None:
         """Note that a store of the request `name` added what its prompt's chain has from entry `begin` on."""
-        self._latest.setdefault(name, len(self._lookups) - 1)
+        self._latest.setdefault(name, _NONE)
         self._named.fromlist(prompt.chain[begin:])
         self._chain_ends.append(len(self._named))
         self._common_ends.append(len(self._named))
