@@ -128,7 +128,7 @@ def begin(tokens: int, seen: Before, limit: int, settings: Settings) -> Walk:
     same_key, any_key = seen.same_key, seen.any_key
     walk.down(model.COLD, any_key if any_key > same_key else same_key)
     walk.down(model.KEY_DIFFERENCE, same_key)
-    grid = _last_boundary(settings, walk.at, limit)
+    grid = last_boundary(settings, walk.at, limit)
     if grid == 0 < walk.at:
         walk.reasons.append("below_minimum")
         walk.down(model.ALIGNMENT, 0)
@@ -309,7 +309,8 @@ def _certain(walk: Walk, same_key: int, lacking: Lacking, once: int) -> Sequence
     return found
 
 
-def _last_boundary(settings: Settings, seen: int, limit: int) -> int:
+def last_boundary(settings: Settings, seen: int, limit: int) -> int:
+    """Return where a hit of at most `limit` tokens can end of a prompt whose first `seen` another had; tokens."""
     top = min(limit, seen - settings.lookahead)
     return max(top, 0) // settings.alignment * settings.alignment
 
