@@ -114,13 +114,13 @@ def _joined(stores: pl.DataFrame) -> pl.DataFrame:
 def events_of(line: Timeline, capture: model.Capture) -> Iterator[Event]:
     """Yield the events of `capture` in time."""
     rows: Sequence[Iterator[Any]] = (_lookup_rows(line, capture), stored_of(line), evicted_of(line, capture.evicts))
-    for time, life, kind, sequence, missing in happenings(line):
+    for time, life, kind, sequence, missing in happenings(line, "time", "life", "kind", "sequence", "missing"):
         yield Event(time, life, next(rows[kind]), sequence, missing)
 
 
-def happenings(line: Timeline) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield of each event its time (ns), its life, its kind, its sequence number, and how many were missing then."""
-    for part in line.order.select("time", "life", "kind", "sequence", "missing").iter_slices(ROWS_AT_A_TIME):
+def happenings(line: Timeline, *columns: str) -> Iterator[tuple[Any, ...]]:
+    """Yield some columns of `Timeline.order` of each event."""
+    for part in line.order.select(columns).iter_slices(ROWS_AT_A_TIME):
         yield from rows_of(part)
 
 

@@ -32,7 +32,7 @@ def facts_of(one: Replayed, replayed: Sequence[Replayed]) -> list[Fact]:
 
 
 def _fact(one: Replayed, step: Step, replayed: Sequence[Replayed]) -> Fact | None:
-    time = one.row["start"]
+    time = one.row.start
     tokens = step.upper - step.lower
     if step.cls == model.KEY_DIFFERENCE:
         return _key_difference(one, replayed, tokens)
@@ -110,15 +110,19 @@ def _key_difference(one: Replayed, replayed: Sequence[Replayed], tokens: int) ->
     if one.other_key is None:
         return None
     row, other = one.row, replayed[one.other_key].row
-    differing = [what for what, column in (("lora", "lora"), ("salt", "salt")) if row[column] != other[column]]
-    if row["items"] != other["items"]:
+    differing = [
+        what
+        for what, mine, theirs in (("lora", row.lora, other.lora), ("salt", row.salt, other.salt))
+        if mine != theirs
+    ]
+    if row.items != other.items:
         differing.append("multimodal")
-    data: dict[str, Any] = {"differs": differing, "request": other["request_id"]}
+    data: dict[str, Any] = {"differs": differing, "request": other.request_id}
     named = {"lora": "LoRA adapter", "salt": "cache salt", "multimodal": "multimodal item"}
     what = " and ".join(named[each] for each in differing) or "key"
-    says = f"{other['request_id']} had the same tokens under another {what}"
+    says = f"{other.request_id} had the same tokens under another {what}"
     if "multimodal" in differing:
-        at = _first_difference(row["items"], other["items"])
+        at = _first_difference(row.items, other.items)
         if at is not None:
             data["item_offset"] = at
             says += f": the first item that differs is at {number(at)}"

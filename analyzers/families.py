@@ -13,7 +13,7 @@ def families_of(replayed: Sequence[Replayed]) -> Mapping[tuple[int, str], str]:
     family: list[str] = []
     by_name: dict[tuple[int, str], str] = {}
     for one in replayed:
-        name = (one.row["life"], one.row["request_id"])
+        name = (one.row.life, one.row.request_id)
         if (found := by_name.get(name)) is None:
             found = name[1]
             if one.relative is not None:

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from analyzers import model, routing
 from analyzers.intervals import Pool, Priced, best_of, keeping, priced, sparser, states_left, weighed
+from analyzers.ladder import last_boundary
 from analyzers.model import GroupState, LookupResult
 from analyzers.settings import Settings
 from analyzers.wording import counted, group_names, number
@@ -138,7 +139,16 @@ def regained(case: Case) -> int | None:
             return None
         kept = _ended(case, _intervals(case)[1])
         return kept if kept < case.tokens else None
+    if case.cls == model.KEY_DIFFERENCE:
+        return sum(_under_one_key(case.settings, row) for row in case.rows)
     return None
+
+
+def _under_one_key(settings: Settings, row: LookupResult) -> int:
+    """Return how much further a hit could have ended, had the tokens been cached under the key of the lookup."""
+    limit = row.prompt_tokens - 1
+    upper, lower = next((upper, lower) for cls, upper, lower in row.ladder if cls == model.KEY_DIFFERENCE)
+    return last_boundary(settings, upper, limit) - last_boundary(settings, lower, limit)
 
 
 def _sparse(settings: Settings, row: LookupResult) -> list[GroupState]:

@@ -28,29 +28,40 @@ class Coming(NamedTuple):
     producer: str = ""
 
 
+class Lacking(NamedTuple):
+    """What evidence a lookup's ladder lacks.
+
+    Attributes:
+        elsewhere: some of another cache, so what this one never had is not certain.
+        later: some of any cache, before or after, so what was still to come is not certain.
+
+    """
+
+    elsewhere: bool
+    later: bool
+
+
 class Scene(NamedTuple):
-    """What is known at a lookup.
+    """What is known of the caches at a lookup.
 
     Attributes:
         limit: the longest hit that vLLM allowed, tokens.
-        seen: what earlier requests had of the prompt.
+        same_key: how much of the prompt an earlier request had under its key, tokens.
         here: the prompt against the replica's cache at the lookup.
         fleet: all caches that could have held the prompt, `here` included, each with the prompt as it names it.
         coming: takes a position (tokens); how far beyond it producers at work registered the prompt afterwards.
         completed: a KV connector brings what a group lacks at the furthest hit of another.
-        holes_elsewhere: evidence of another cache is missing, so what this one never had is not certain.
-        holes_later: evidence of some cache is missing, before or after, so what was still to come is not certain.
+        lacking: what of all that may be wrong.
 
     """
 
     limit: int
-    seen: Before
+    same_key: int
     here: View
     fleet: FleetViews
     coming: Callable[[int], Coming]
-    completed: bool = False
-    holes_elsewhere: bool = False
-    holes_later: bool = False
+    completed: bool
+    lacking: Lacking
 
 
 _NOTHING: Mapping[str, Any] = {}
@@ -93,39 +104,55 @@ class Explained:
     reason: str = ""
 
 
-class _Walk:
-    """The way down: where it has got to, and the steps so far."""
+class Walk:
+    """The way down the ladder of a prompt of `top` tokens: where it has got to (tokens), and the steps so far."""
 
-    __slots__ = ("at", "reasons", "steps")
+    __slots__ = ("at", "reasons", "steps", "top")
 
     def __init__(self, top: int) -> None:
+        self.top = top
         self.at = top
         self.steps: list[Step] = []
         self.reasons: list[str] = []
 
     def down(self, cls: str, lower: int, data: Mapping[str, Any] = _NOTHING) -> None:
+        """Step down to `lower`, unless it is there."""
         if self.at > lower:
             self.steps.append(_make_step((cls, self.at, lower, data)))
             self.at = lower
 
 
-def explain(prompt: Prompt, scene: Scene) -> Explained:
-    """Walk down the ladder for `prompt`."""
-    here, limit = scene.here, scene.limit
-    settings = here.residency.settings
-    walk = _Walk(prompt.tokens)
-    same_key = scene.seen.same_key
-    any_key = scene.seen.any_key
+def begin(tokens: int, seen: Before, limit: int, settings: Settings) -> Walk:
+    """Walk down from a prompt's `tokens` to the last boundary at which a hit could end of what earlier requests had."""
+    walk = Walk(tokens)
+    same_key, any_key = seen.same_key, seen.any_key
     walk.down(model.COLD, any_key if any_key > same_key else same_key)
     walk.down(model.KEY_DIFFERENCE, same_key)
-    grid = _last_boundary(settings, walk.at, limit)
+    grid = last_boundary(settings, walk.at, limit)
     if grid == 0 < walk.at:
         walk.reasons.append("below_minimum")
         walk.down(model.ALIGNMENT, 0)
     walk.down(model.TAIL, grid)
-    if not walk.at:
-        return _nothing_left(walk, scene, prompt.tokens, 0)
+    return walk
 
+
+def nothing_left(walk: Walk, same_key: int, lacking: Lacking, once: int = 0) -> Explained:
+    """Return the ladder of a lookup that could not have a hit.
+
+    Args:
+        walk: which has got down to 0.
+        same_key: how much of the prompt an earlier request had under its key, tokens.
+        lacking: what may be wrong.
+        once: what the replica had ever had of it, tokens.
+
+    """
+    return Explained(0, 0, _certain(walk, same_key, lacking, once), (), 0, (), _joined(walk.reasons))
+
+
+def explain(walk: Walk, prompt: Prompt, scene: Scene) -> Explained:
+    """Walk on down the ladder for `prompt`, from where `begin` has got to."""
+    here, limit, same_key = scene.here, scene.limit, scene.same_key
+    settings = here.residency.settings
     hashed = len(prompt.chain) * settings.hash_block
     # What is held was registered: where all is, nothing else is to be asked.
     once = registered = walk.at
@@ -139,7 +166,7 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
     completed = min(registered, furthest(settings, here.positions, limit, hashed)) if scene.completed else 0
     _residence(walk, scene, max(local, completed), once)
     if not walk.at:
-        return _nothing_left(walk, scene, prompt.tokens, once)
+        return nothing_left(walk, same_key, scene.lacking, once)
 
     # A state of a sparse group can be no further on than what an earlier request had of the prompt.
     possible = min(hashed, max(0, same_key - settings.lookahead))
@@ -161,14 +188,9 @@ def explain(prompt: Prompt, scene: Scene) -> Explained:
         result.missing = find_missing(here, needed)
         result.intact = min(registered, agree(settings, each_of(here.kept), limit, hashed))
         _states(walk, here, result)
-    result.steps = _certain(walk.steps, scene, prompt.tokens, once)
+    result.steps = _certain(walk, same_key, scene.lacking, once)
     result.reason = _joined(walk.reasons)
     return result
-
-
-def _nothing_left(walk: _Walk, scene: Scene, tokens: int, once: int) -> Explained:
-    """Return the ladder of a lookup that could not have a hit."""
-    return Explained(0, 0, _certain(walk.steps, scene, tokens, once), (), 0, (), _joined(walk.reasons))
 
 
 def _joined(reasons: Sequence[str]) -> str:
@@ -177,7 +199,7 @@ def _joined(reasons: Sequence[str]) -> str:
     return reasons[0] if len(reasons) == 1 else ",".join(dict.fromkeys(reasons))
 
 
-def _registration(walk: _Walk, scene: Scene, once: int) -> None:
+def _registration(walk: Walk, scene: Scene, once: int) -> None:
     """Step down to what had been registered anywhere before the lookup, of it `once` here."""
     at, settings = walk.at, scene.here.residency.settings
     if once >= at or (registered := scene.fleet.registered(at)) >= at:
@@ -186,7 +208,7 @@ def _registration(walk: _Walk, scene: Scene, once: int) -> None:
     soon = max(registered, min(at, coming.reached))
     # A dense block is registered at its end only; a shorter gap than a block is no missing registration.
     block = max((group.block_size for group in settings.dense_groups), default=settings.hash_block)
-    if scene.holes_later:
+    if scene.lacking.later:
         walk.down(model.UNKNOWN, registered)
     elif at > soon:
         inside = at - soon < block and bool(settings.dense_groups)
@@ -195,7 +217,7 @@ def _registration(walk: _Walk, scene: Scene, once: int) -> None:
     walk.down(model.IN_FLIGHT, registered, {"producer": coming.producer, "registered_at": coming.time})
 
 
-def _residence(walk: _Walk, scene: Scene, local: int, once: int) -> None:
+def _residence(walk: Walk, scene: Scene, local: int, once: int) -> None:
     """Step down to what the dense groups of this replica hold."""
     at = walk.at
     if local >= at:
@@ -224,7 +246,7 @@ def _there(scene: Scene, at: int, up: int) -> dict[str, Any]:
         if view is not scene.here and not view.residency.over and view.prefix(at) >= up:
             settings, hashed = view.residency.settings, len(view.chain) * view.unit
             limit = min(scene.limit, view.shared)
-            possible = min(hashed, max(0, scene.seen.same_key - settings.lookahead))
+            possible = min(hashed, max(0, scene.same_key - settings.lookahead))
             reach = min(at, agree(settings, _dense_only(view, possible), limit, hashed))
             found.append((min(limit, agree(settings, view.positions, limit, hashed)), reach, view))
     data: dict[str, Any] = {"replicas": scene.fleet.holders(at, up)}
@@ -239,7 +261,7 @@ def _lost_here(scene: Scene, position: int) -> Lost | None:
     return lost_by(scene.here.residency, scene.here.chain, position)
 
 
-def _lost(walk: _Walk, lost: Lost | None, lower: int) -> None:
+def _lost(walk: Walk, lost: Lost | None, lower: int) -> None:
     """Step down to `lower` for what was lost of the first dense block beyond it."""
     if lost is None:
         walk.down(model.EVICTED, lower, {"groups": []})
@@ -248,7 +270,7 @@ def _lost(walk: _Walk, lost: Lost | None, lower: int) -> None:
     walk.down(model.RESET if lost.reset else model.EVICTED, lower, data)
 
 
-def _states(walk: _Walk, here: View, result: Explained) -> None:
+def _states(walk: Walk, here: View, result: Explained) -> None:
     """Step down to the predicted hit: what became of the states at the boundary that was needed."""
     cls = state_class(result.missing)
     if result.intact > result.needed:
@@ -269,13 +291,13 @@ def _last_loss(steps: Sequence[Step]) -> str:
     return next((step.cls for step in reversed(steps) if step.cls in (model.EVICTED, model.RESET)), model.EVICTED)
 
 
-def _certain(steps: Sequence[Step], scene: Scene, tokens: int, once: int) -> Sequence[Step]:
+def _certain(walk: Walk, same_key: int, lacking: Lacking, once: int) -> Sequence[Step]:
     """Return the steps, those `unknown` that evidence of another cache could have changed had it been there."""
-    if not scene.holes_elsewhere:
-        return steps
-    whole = scene.seen.same_key >= tokens
+    if not lacking.elsewhere:
+        return walk.steps
+    whole = same_key >= walk.top
     found: list[Step] = []
-    for step in steps:
+    for step in walk.steps:
         if step.lower >= once and whole and step.cls == model.TAIL:
             found.append(step)
             continue
@@ -287,7 +309,8 @@ def _certain(steps: Sequence[Step], scene: Scene, tokens: int, once: int) -> Seq
     return found
 
 
-def _last_boundary(settings: Settings, seen: int, limit: int) -> int:
+def last_boundary(settings: Settings, seen: int, limit: int) -> int:
+    """Return where a hit of at most `limit` tokens can end of a prompt whose first `seen` another had; tokens."""
     top = min(limit, seen - settings.lookahead)
     return max(top, 0) // settings.alignment * settings.alignment
 

@@ -1,39 +1,56 @@
 """Every lookup of a capture, read before the replay: its prompt, and what earlier requests had of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import polars as pl
 
 from analyzers.events import LOOKUP, STORE, Timeline, in_order, of_kind, rows_of
-from analyzers.prompts import Kind, Prompt, PromptBook, kind_of
+from analyzers.prompts import CHAIN_COLUMNS, Kind, Prompt, PromptBook, identities, kind_of
 from analyzers.seen import Acts, Before, Name
 from analyzers.settings import Settings
-from otel_cache.records import FINGERPRINT_BYTES
-from otel_cache.semconv.grid import common_count, common_mark
+from otel_cache.semconv.grid import common_mark
 
-_KEPT = (
-    "life", "start", "span_id", "request_id", "prompt_tokens", "hit_tokens", "admitted", "admitted_tokens", "attempts",
-    "skipped", "discarded_tokens", "external_tokens", "lora", "salt", "items",
-)  # fmt: skip
-"""The columns of a lookup that are of use after it."""
-_READ = (
-    "request_id", "hit_tokens", "prompt_tokens", "values", "hit_fingerprint", "ladder", "common", "prompt_digest",
-    "key", "lora", "salt", "plain",
-)  # fmt: skip
-"""Those that name its prompt."""
+_READ = ("request_id", "common", "plain", *CHAIN_COLUMNS)
+"""Columns of a lookup that name its prompt."""
 _STORED = ("request_id", "first", "values")
+
+
+class Looked(NamedTuple):
+    """What is of use of a row of `Capture.lookups` after it: columns of it."""
+
+    life: int
+    start: int
+    span_id: str
+    request_id: str
+    prompt_tokens: int
+    hit_tokens: int
+    admitted: bool
+    admitted_tokens: int | None
+    attempts: int
+    skipped: bool
+    discarded_tokens: int
+    external_tokens: int
+    lora: bytes
+    salt: bytes
+    items: str
 
 
 class Lookup(NamedTuple):
     """A lookup: its `row` as it is kept, `limit`, the longest hit that vLLM allowed (tokens), and its prompt."""
 
-    row: Mapping[str, Any]
+    row: Looked
     limit: int
     connector: bool
     prompt: Prompt
     before: Before
+
+
+# What `_make` does, without a frame of the interpreter for each.
+_make_looked = partial(tuple.__new__, Looked)
+_make_lookup = partial(tuple.__new__, Lookup)
 
 
 def lookups_of(line: Timeline, given: list[pl.DataFrame], settings: Sequence[Settings]) -> Iterator[Lookup]:
@@ -48,14 +65,11 @@ def lookups_of(line: Timeline, given: list[pl.DataFrame], settings: Sequence[Set
     frame = given.pop()
     acts = Acts(keyed=any(frame[column].bin.size().max() for column in ("key", "plain")))
     prompts = _Reader(settings, acts).read(line, frame)
-    rows = _rows(frame.select(*_KEPT, "max_hit_tokens", "connector"), of_kind(line, LOOKUP))
+    order = of_kind(line, LOOKUP)
+    rows = map(_make_looked, _rows(frame.select(Looked._fields), order))
+    more = frame.select("max_hit_tokens", "connector")[order]
     del frame
-    return _lookups(rows, prompts, acts.before())
-
-
-def _lookups(rows: Iterator[tuple[Any, ...]], prompts: list[Prompt], befores: list[Before]) -> Iterator[Lookup]:
-    for (*row, limit, connector), prompt, before in zip(rows, prompts, befores, strict=True):
-        yield Lookup(dict(zip(_KEPT, row, strict=True)), limit, connector, prompt, before)
+    return map(_make_lookup, zip(rows, more["max_hit_tokens"], more["connector"], prompts, acts.before(), strict=True))
 
 
 class _Reader:
@@ -65,7 +79,7 @@ class _Reader:
         self._settings = settings
         self._acts = acts
         self._kinds = [kind_of(each) for each in settings]
-        self._books: dict[Kind, PromptBook] = {kind: PromptBook() for kind in self._kinds}
+        self._books: dict[Kind, PromptBook] = {}
         self._latest: dict[Name, Prompt] = {}
         self._extended: set[Name] = set()
 
@@ -77,22 +91,25 @@ class _Reader:
         order = line.order.filter((pl.col("kind") == LOOKUP) | of_stores)
         lookups = _rows(frame.select(_READ), order.filter(kind=LOOKUP)["index"])
         stores = _rows(line.stores.select(_STORED), order.filter(kind=STORE)["index"])
+        hits = frame.filter(pl.col("hit_fingerprint").bin.size() > 0).select("hit_fingerprint", "key").unique()
+        known = {each for fingerprint, key in hits.iter_rows() for each in identities(fingerprint, key or b"")[:1]}
+        self._books = {kind: PromptBook(known) for kind in self._kinds}
         prompts: list[Prompt] = []
         for life, kind in rows_of(order.select("life", "kind")):
             if kind == LOOKUP:
-                prompts.append(self._look_up(life, dict(zip(_READ, next(lookups), strict=True))))
+                prompts.append(self._look_up(life, *next(lookups)))
             else:
                 self._store(life, *next(stores))
         return prompts
 
-    def _look_up(self, life: int, row: Mapping[str, Any]) -> Prompt:
-        settings, name = self._settings[life], (life, row["request_id"])
-        prompt = self._books[self._kinds[life]].read_chain(settings, row)
-        self._acts.look_up(name, prompt, settings, row)
+    def _look_up(
+        self, life: int, request: str, common: bytes | None, plain: bytes | None, hit: int, tokens: int, *named: Any
+    ) -> Prompt:
+        settings, name = self._settings[life], (life, request)
+        prompt = self._books[self._kinds[life]].read_chain(settings, hit, tokens, *named)
+        marks = self._acts.look_up(name, prompt, settings, hit, common or b"", plain or b"")
         # What `last_mark` asks for.
-        hit = row["hit_tokens"]
-        named = min(common_count(hit, prompt.tokens), len(row["common"] or b"") // FINGERPRINT_BYTES)
-        prompt.ends = [common_mark(hit, place) for place in range(max(named - 2, 0), named)]
+        prompt.ends = [common_mark(hit, place) for place in range(max(marks - 2, 0), marks)]
         self._latest[name] = prompt
         self._extended.discard(name)
         return prompt

@@ -17,6 +17,11 @@ Chain = list[int]
 """The identity at every hash block from the start. Chains share the numbers that their common prefixes are."""
 
 
+CHAIN_COLUMNS = (
+    "hit_tokens", "prompt_tokens", "values", "hit_fingerprint", "ladder", "prompt_digest", "key", "lora", "salt",
+)  # fmt: skip
+"""Columns of `Capture.lookups` that a prompt's chain is read from."""
+
 Kind = tuple[str, int, int]
 """Replicas of one kind name a prompt alike; those with the same first part what is beside its chain."""
 
@@ -83,35 +88,42 @@ class Prompt:
 class PromptBook:
     """Rebuilds chains: a lookup names only what lies beyond its hit, the rest was named by whoever stored it."""
 
-    def __init__(self) -> None:
-        # The first chain that named each identity.
+    def __init__(self, hits: set[int] | None = None) -> None:
+        """Begin with none; `hits`: the identities at which lookups hit, where all are known in advance."""
+        # The first chain that named each identity at which somebody may hit.
         self._where: dict[int, Chain] = {}
+        self._hits = hits
 
     def read(self, settings: Settings, row: Mapping[str, Any]) -> Prompt:
         """Return the prompt of a row of `Capture.lookups`."""
-        prompt = self.read_chain(settings, row)
+        prompt = self.read_chain(settings, *(row[column] for column in CHAIN_COLUMNS))
         grid = common_grid(row["hit_tokens"], row["prompt_tokens"])
         prompt.common = identities(row["common"] or b"", prompt.key)[: len(grid)]
         prompt.ends = grid[: len(prompt.common)]
         return prompt
 
-    def read_chain(self, settings: Settings, row: Mapping[str, Any]) -> Prompt:
-        """Return the prompt of a row of `Capture.lookups`, without what it names beside the chain."""
-        key = row["key"] or b""
-        hit = row["hit_tokens"] // settings.hash_block
-        chain = self._below(row, key, hit) if hit else []
-        if values := row["values"]:
+    def read_chain(
+        self,
+        settings: Settings,
+        hit_tokens: int,
+        tokens: int,
+        values: bytes | None,
+        hit_fingerprint: bytes | None,
+        ladder: bytes | None,
+        digest: bytes | None,
+        key: bytes | None,
+        lora: bytes | None,
+        salt: bytes | None,
+    ) -> Prompt:
+        """Return a lookup's prompt without what it names beside the chain, from the columns `CHAIN_COLUMNS`."""
+        key = key or b""
+        hit = hit_tokens // settings.hash_block
+        chain = self._below(hit_fingerprint or b"", ladder or b"", key, hit) if hit else []
+        if values:
             chain.extend(identities(values, key))
         self._remember(chain, hit)
-        digest = row["prompt_digest"]
-        return Prompt(
-            chain=chain,
-            tokens=row["prompt_tokens"],
-            whole=identities(digest, key)[0] if digest and len(digest) >= FINGERPRINT_BYTES else UNKNOWN,
-            key=key,
-            lora=row["lora"] or b"",
-            salt=row["salt"] or b"",
-        )
+        whole = identities(digest, key)[0] if digest and len(digest) >= FINGERPRINT_BYTES else UNKNOWN
+        return Prompt(chain, tokens, whole, key, lora or b"", salt or b"")
 
     def extend(self, prompt: Prompt, settings: Settings, first: int, values: bytes) -> int:
         """Append what a store names from position `first` on; return the index of the first new entry."""
@@ -119,14 +131,14 @@ class PromptBook:
         self._remember(prompt.chain, begin)
         return begin
 
-    def _below(self, row: Mapping[str, Any], key: bytes, hit: int) -> Chain:
-        at_hit = identities(row["hit_fingerprint"] or b"", key)
+    def _below(self, hit_fingerprint: bytes, ladder: bytes, key: bytes, hit: int) -> Chain:
+        at_hit = identities(hit_fingerprint, key)
         if at_hit:
             known = self._where.get(at_hit[0], [])
             if len(known) >= hit and known[hit - 1] == at_hit[0]:
                 return known[:hit]
         chain = [UNKNOWN] * hit
-        for rung, identity in enumerate(identities(row["ladder"] or b"", key)):
+        for rung, identity in enumerate(identities(ladder, key)):
             if 2**rung < hit:
                 chain[2**rung - 1] = identity
         if at_hit:
@@ -135,7 +147,10 @@ class PromptBook:
 
     def _remember(self, chain: Chain, begin: int) -> None:
         where = self._where
-        fresh = dict.fromkeys(chain[begin - 1 :] if begin > 1 else chain, chain)
+        named = chain[begin - 1 :] if begin > 1 else chain
+        if self._hits is not None:
+            named = list(self._hits.intersection(named))
+        fresh = dict.fromkeys(named, chain)
         if not where.keys().isdisjoint(fresh):
             fresh = {identity: chain for identity in fresh if identity not in where}
         fresh.pop(UNKNOWN, None)

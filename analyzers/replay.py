@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from analyzers import model
@@ -18,8 +19,8 @@ from analyzers.events import (
 )
 from analyzers.finders import agree
 from analyzers.fleet_views import Caches, FleetViews
-from analyzers.ladder import Coming, Explained, Scene, explain
-from analyzers.lookups import Lookup, lookups_of
+from analyzers.ladder import Coming, Explained, Lacking, Scene, begin, explain, nothing_left
+from analyzers.lookups import Looked, Lookup, lookups_of
 from analyzers.missing import Missing
 from analyzers.producers import Producers
 from analyzers.prompts import UNKNOWN, Kind, Prompt, contains, kind_of, last_mark
@@ -48,7 +49,7 @@ class Replayed(NamedTuple):
     """One lookup with its explanation.
 
     Attributes:
-        row: its row in `Capture.lookups`, without the fingerprints.
+        row: what is of use of its row in `Capture.lookups`.
         prompt: its tokens.
         explained: its ladder; None where the evidence has holes and nothing can be said.
         relative: index (into the replayed lookups) of the latest earlier lookup that shares the longest prefix.
@@ -59,7 +60,7 @@ class Replayed(NamedTuple):
 
     """
 
-    row: Mapping[str, Any]
+    row: Looked
     settings: Settings
     prompt: Prompt
     residency: "Snapshot"
@@ -114,12 +115,12 @@ class Replay:
         rows: tuple[Iterator[Any], ...] = (lookups, stored_of(line), evicted_of(line, evicts))
         following = tuple(each.__next__ for each in rows)
         holes = self._holes
-        watched = holes.any
-        for time, life, kind, sequence, missing in happenings(line):
+        columns = ("sequence", "missing") if holes.any else ()
+        for time, life, kind, *lacking in happenings(line, "time", "life", "kind", *columns):
             if life in ends:
                 self._begin(life, ends.pop(life), time)
-            if watched:
-                holes.pass_by(life, sequence, missing)
+            if lacking:
+                holes.pass_by(life, *lacking)
             row = following[kind]()
             if kind == STORE:
                 self._store(life, row)
@@ -141,41 +142,64 @@ class Replay:
     def _lookup(self, life: int, time: int, lookup: Lookup) -> None:
         settings, cache = self.settings[life], self.caches[life]
         row, prompt, before = lookup.row, lookup.prompt, lookup.before
-        name = (life, row["request_id"])
+        name = (life, row.request_id)
         self._producers.begin(name, time)
-        view = View(cache, prompt.chain, prompt.tokens)
+        view: View | None = None
         explained, elsewhere = None, None
         named = prompt.whole != UNKNOWN and UNKNOWN not in prompt.chain
         if named and settings.predictable and not self._holes.by_now(life) and settings.prefix_caching:
-            fleet = self._fleet(life, lookup, view)
-            explained = explain(prompt, self._scene(life, time, lookup, name, view, fleet))
-            turn = self._previous_turn(prompt, before.relative, before.same_key)
-            elsewhere = self._elsewhere(lookup, fleet, turn, life)
+            walk, lacking = begin(prompt.tokens, before, lookup.limit, settings), self._lacking(life)
+            if not walk.at and self._is_new(lookup, name):
+                explained = nothing_left(walk, before.same_key, lacking)
+                elsewhere = self._elsewhere(lookup, (), life)
+            else:
+                view = View(cache, prompt.chain, prompt.tokens)
+                fleet = self._fleet(life, lookup, view)
+                if walk.at:
+                    explained = explain(walk, prompt, self._scene(life, time, lookup, name, view, fleet, lacking))
+                else:
+                    explained = nothing_left(walk, before.same_key, lacking)
+                elsewhere = self._elsewhere(lookup, fleet.holding, life)
+        else:
+            view = View(cache, prompt.chain, prompt.tokens)
         self._append(life, lookup, explained, elsewhere, view)
         cache.look(time)
-        if row["admitted"]:
-            cache.use(prompt.chain, row["hit_tokens"], time)
+        if row.admitted:
+            cache.use(prompt.chain, row.hit_tokens, time)
         self._prompts[name] = prompt
 
-    def _scene(self, life: int, time: int, lookup: Lookup, name: Name, view: View, fleet: FleetViews) -> Scene:
-        holes = self._holes
-        elsewhere = later = holes.thinned
-        if holes.any:
-            others = [other for other, kind in enumerate(self._kinds) if kind[0] == self._kinds[life][0]]
-            elsewhere = elsewhere or any(holes.by_now(other) for other in others if other != life)
-            later = later or any(holes.ever(other) for other in others)
+    def _is_new(self, lookup: Lookup, name: Name) -> bool:
+        """Whether no block of a prompt can be in any cache: nobody has named one, `name` itself included."""
+        settings, before = self.settings[name[0]], lookup.before
+        first = min(settings.hash_block + settings.lookahead, lookup.prompt.tokens)
+        return before.same_key < first and not before.elsewhere and name not in self._prompts
 
+    def _lacking(self, life: int) -> Lacking:
+        holes = self._holes
+        if not holes.any:
+            return _LACKING if holes.thinned else _WHOLE
+        others = [other for other, kind in enumerate(self._kinds) if kind[0] == self._kinds[life][0]]
+        elsewhere = holes.thinned or any(holes.by_now(other) for other in others if other != life)
+        return Lacking(elsewhere, holes.thinned or any(holes.ever(other) for other in others))
+
+    def _scene(
+        self, life: int, time: int, lookup: Lookup, name: Name, view: View, fleet: FleetViews, lacking: Lacking
+    ) -> Scene:
         def coming(after: int) -> Coming:
             return self._producers.coming(lookup.prompt.chain, self._comparable(life), after, time, name, self._prompts)
 
-        return Scene(lookup.limit, lookup.before, view, fleet, coming, lookup.connector, elsewhere, later)
+        return Scene(lookup.limit, lookup.before.same_key, view, fleet, coming, lookup.connector, lacking)
 
     def _append(
-        self, life: int, lookup: Lookup, explained: Explained | None, elsewhere: Elsewhere | None, view: View
+        self, life: int, lookup: Lookup, explained: Explained | None, elsewhere: Elsewhere | None, view: View | None
     ) -> None:
+        """Keep a lookup with its explanation; `view`: None where no cache has anything of its prompt."""
         row, prompt, before = lookup.row, lookup.prompt, lookup.before
         missing = explained.missing if explained else ()
-        snapshot = _snapshot(view, explained.needed if explained else row["hit_tokens"], missing)
+        if view is None:
+            snapshot = _nothing(len(self.settings[life].groups))
+        else:
+            snapshot = _snapshot(view, explained.needed if explained else row.hit_tokens, missing)
         producer = next((entry.refusal.request for entry in missing if entry.refusal), None) if missing else None
         whole, tokens = False, 0
         if producer is not None:
@@ -204,7 +228,7 @@ class Replay:
         """Return the prompt against every cache that could hold it."""
         own = self._kinds[life]
         relative, first = lookup.before.relative, None
-        if relative is not None and self._kinds[other := self.replayed[relative].row["life"]] == own:
+        if relative is not None and self._kinds[other := self.replayed[relative].row.life] == own:
             first = self.caches[other]
         others: Sequence[View] = ()
         if elsewhere := lookup.before.elsewhere:
@@ -217,17 +241,18 @@ class Replay:
             return None
         before = self.replayed[relative]
         longer = prompt.tokens > before.prompt.tokens and shared >= last_mark(before.prompt, before.settings)
-        return int(before.row["life"]) if longer else None
+        return int(before.row.life) if longer else None
 
-    def _elsewhere(self, lookup: Lookup, fleet: FleetViews, turn: int | None, life: int) -> Elsewhere | None:
-        """Return what the other replicas would have given; None where there are none."""
+    def _elsewhere(self, lookup: Lookup, holding: Sequence[View], life: int) -> Elsewhere | None:
+        """Return what the other replicas would have given, of which `holding` may; None where there are none."""
         if len(self.caches) == 1:
             return None
-        own, here = lookup.row["hit_tokens"], self.caches[life]
+        own, here = lookup.row.hit_tokens, self.caches[life]
+        turn = self._previous_turn(lookup.prompt, lookup.before.relative, lookup.before.same_key)
         previous = own if turn == life else None if turn is None else 0
         best, names = own, [here.replica]
         limit = lookup.limit
-        for view in fleet.holding:
+        for view in holding:
             residency = view.residency
             if residency is here or residency.over or not view.prefix(limit):
                 continue
@@ -248,6 +273,12 @@ def hit_on(view: View, limit: int) -> int:
     return min(top, agree(settings, view.positions, top, len(view.chain) * settings.hash_block))
 
 
+@lru_cache
+def _nothing(groups: int) -> Snapshot:
+    """Return that none of so many groups has anything."""
+    return Snapshot((None,) * groups, (None,) * groups, _NOTHING, _NOTHING)
+
+
 def _snapshot(view: View, needed: int, missing: Sequence[Missing]) -> Snapshot:
     cache = view.residency
     below, above = view.neighbours(needed)
@@ -264,3 +295,5 @@ def _snapshot(view: View, needed: int, missing: Sequence[Missing]) -> Snapshot:
 
 
 _NOTHING: Mapping[int, Sequence[int]] = {}
+_WHOLE = Lacking(elsewhere=False, later=False)
+_LACKING = Lacking(elsewhere=True, later=True)

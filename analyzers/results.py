@@ -96,13 +96,13 @@ def lookup_results(
     chosen: dict[tuple[int, str], Replayed] = {}
     for one in replayed:
         row = one.row
-        name = (row["life"], row["request_id"])
+        name = (row.life, row.request_id)
         before = chosen.setdefault(name, one)
         if before is one:
-            attempts[name] = row["attempts"]
+            attempts[name] = row.attempts
             continue
-        attempts[name] += row["attempts"]
-        if not before.row["admitted"]:
+        attempts[name] += row.attempts
+        if not before.row.admitted:
             chosen[name] = one
     maker = _Maker(replayed, lives, _by_lookup(passes))
     return [maker.result(one, attempts[name], families[name]) for name, one in chosen.items()]
@@ -116,7 +116,7 @@ class _Maker:
         self._lives = lives
         self._passes = passes
         kinds: dict[Settings, int] = {}
-        settings = {one.row["life"]: one.settings for one in replayed}
+        settings = {one.row.life: one.settings for one in replayed}
         self._alike = {life: kinds.setdefault(own, life) for life, own in settings.items()}
         self._read: dict[str, Asked] = {}
         self._groups: dict[tuple[Any, ...], list[GroupState]] = {}
@@ -132,11 +132,11 @@ class _Maker:
     def _group_states(self, one: Replayed, needed: int) -> list[GroupState]:
         # Of a group that the lookup does not ask nothing is needed: vLLM rebuilds what it holds.
         asked = one.explained is not None and needed > 0
-        said = self._passes.get((one.row["life"], one.row["span_id"]), "")
+        said = self._passes.get((one.row.life, one.row.span_id), "")
         residency = one.residency
         key = None
         if not (one.explained and one.explained.missing):
-            key = (self._alike[one.row["life"]], asked, said, tuple(residency.below), tuple(residency.above))
+            key = (self._alike[one.row.life], asked, said, tuple(residency.below), tuple(residency.above))
             if known := self._groups.get(key):
                 return known
         if (read := self._read.get(said)) is None:
@@ -148,24 +148,24 @@ class _Maker:
 
     def result(self, one: Replayed, attempts: int, family: str) -> LookupResult:
         row, explained = one.row, one.explained
-        prompt, hit = row["prompt_tokens"], row["hit_tokens"]
+        prompt, hit = row.prompt_tokens, row.hit_tokens
         lost, predicted = _lost(one)
-        discarded = row["discarded_tokens"]
-        if row["admitted"] and row["admitted_tokens"] is not None:
-            discarded = max(discarded, hit - row["admitted_tokens"])
+        discarded = row.discarded_tokens
+        if row.admitted and row.admitted_tokens is not None:
+            discarded = max(discarded, hit - row.admitted_tokens)
         used = hit - min(hit, discarded)
         if used < hit:
             lost[model.DISCARDED] = hit - used
         needed = explained.needed if explained else hit
         missing = explained.missing if explained and explained.predicted < explained.needed else ()
         elsewhere = one.elsewhere
-        life = self._lives[row["life"]]
+        life = self._lives[row.life]
         # In the order of the fields.
         return LookupResult(
-            row["request_id"],
+            row.request_id,
             life.replica,
             life.index,
-            row["start"],
+            row.start,
             attempts,
             prompt,
             used,
@@ -191,10 +191,10 @@ class _Maker:
 def _lost(one: Replayed) -> tuple[dict[str, int], int]:
     """Return the tokens per class, which sum up to what the lookup did not hit, and the predicted hit."""
     row, explained = one.row, one.explained
-    prompt, hit = row["prompt_tokens"], row["hit_tokens"]
-    external = min(row["external_tokens"], prompt - hit)
+    prompt, hit = row.prompt_tokens, row.hit_tokens
+    external = min(row.external_tokens, prompt - hit)
     steps: Sequence[Step]
-    if row["skipped"] or not one.settings.prefix_caching:
+    if row.skipped or not one.settings.prefix_caching:
         steps, predicted = [Step(model.SKIPPED, prompt, hit)], hit
     elif explained is None:
         steps, predicted = [Step(model.UNKNOWN, prompt, hit)], hit

@@ -1,8 +1,8 @@
 """What earlier requests had of each prompt: the longest prefix, and whose. Found for all of a capture at once."""
 
 from array import array
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,6 +44,10 @@ class _Lookup(NamedTuple):
     hit: int
 
 
+_NONE = -1
+"""Instead of the index of a lookup."""
+
+
 class Acts:
     """Who named what, in time: lookups their prompts, stores what an answer added."""
 
@@ -61,16 +65,26 @@ class Acts:
         self._plain, self._plain_ends = array("Q"), array("q", [0])
         self._mixes = (array("Q"), array("Q"), array("Q"))
 
-    def look_up(self, name: Name, prompt: Prompt, settings: Settings, row: Mapping[str, Any]) -> None:
-        """Note a lookup of the request `name`, a row of `Capture.lookups`, and its prompt."""
-        hit = row["hit_tokens"]
+    def look_up(self, name: Name, prompt: Prompt, settings: Settings, hit: int, common: bytes, plain: bytes) -> int:
+        """Note a lookup of the request `name`, and its prompt; return how many marks of the common grid it names.
+
+        Args:
+            name: the request.
+            prompt: its prompt.
+            settings: of its life.
+            hit: what it hit, tokens.
+            common: fingerprints on the common grid beyond the hit.
+            plain: those of the tokens alone, where the prompt has a key.
+
+        """
+        marks = common_count(hit, prompt.tokens)
         self._latest[name] = len(self._lookups)
         self._lookups.append(_Lookup(len(self._owners), prompt, settings, hit))
         named = self._named
         named.fromlist(prompt.chain)
         self._chain_ends.append(len(named))
-        beside = (row["common"] or b"")[: common_count(hit, prompt.tokens) * FINGERPRINT_BYTES]
-        if prompt.mix:
+        beside = common[: min(marks, len(common) // FINGERPRINT_BYTES) * FINGERPRINT_BYTES]
+        if prompt.key:
             named.fromlist(identities(beside, prompt.key))
         else:
             named.frombytes(beside)
@@ -78,13 +92,13 @@ class Acts:
         if prompt.whole != UNKNOWN:
             named.append(prompt.whole)
         if self._keyed:
-            marks = common_count(hit, prompt.tokens)
-            self._plain.fromlist(identities(row["plain"] or b"", b"")[:marks])
+            self._plain.fromlist(identities(plain, b"")[:marks])
         self._close(name, prompt)
+        return len(beside) // FINGERPRINT_BYTES
 
     def store(self, name: Name, prompt: Prompt, begin: int) -> None:
         """Note that a store of the request `name` added what its prompt's chain has from entry `begin` on."""
-        self._latest.setdefault(name, len(self._lookups) - 1)
+        self._latest.setdefault(name, _NONE)
         self._named.fromlist(prompt.chain[begin:])
         self._chain_ends.append(len(self._named))
         self._common_ends.append(len(self._named))

@@ -62,7 +62,7 @@ def sequences(replayed: Sequence[Replayed], results: Sequence[LookupResult], req
     sends = [index for index, result in enumerate(result_at) if result and _is_of(replayed[index], result)]
     for index in sends:
         one = replayed[index]
-        key = (one.row["life"], one.prompt.whole)
+        key = (one.row.life, one.prompt.whole)
         if one.prompt.whole != UNKNOWN and key in by_prompt:
             family = by_prompt[key]
             family.add(index)
@@ -93,11 +93,11 @@ def sequences(replayed: Sequence[Replayed], results: Sequence[LookupResult], req
 def _is_of(one: Replayed, result: LookupResult) -> bool:
     """Whether a lookup is the one that the result of its request is of."""
     row = one.row
-    return bool(row["start"] == result.time and not row["skipped"])
+    return bool(row.start == result.time and not row.skipped)
 
 
 def _name(one: Replayed) -> Name:
-    return one.row["life"], one.row["request_id"]
+    return one.row.life, one.row.request_id
 
 
 def _across(every: Sequence[tuple[int, LookupResult | None]]) -> list[Sequence_]:
@@ -144,7 +144,7 @@ def _new_family(index: int, one: Replayed, replayed: Sequence[Replayed], session
     if relative is None or one.shared < one.settings.alignment:
         return _Family([index])
     other = replayed[relative]
-    if other.row["life"] != one.row["life"] or other.row["request_id"] == one.row["request_id"]:
+    if other.row.life != one.row.life or other.row.request_id == one.row.request_id:
         return _Family([index])
     longer = one.prompt.tokens > other.prompt.tokens and one.shared >= last_mark(other.prompt, other.settings)
     if not longer:

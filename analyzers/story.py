@@ -17,6 +17,8 @@ from analyzers.wording import counted, milliseconds, number
 from otel_cache.errors import UsageError
 from otel_cache.records import FINGERPRINT_BYTES
 
+SHOWN_NAMES = 3
+"""Ids that are told to who asks for one that there is not."""
 RELATIVES = 5
 """Earlier requests of the family that a story begins with."""
 
@@ -57,8 +59,10 @@ def stories(capture: Capture, request: str) -> list[Story]:
     ]
     if not found:
         names = [result.request_id for result in analysis.lookups]
-        near = [name for name in names if name.startswith(request)][:3] or difflib.get_close_matches(request, names, 3)
-        hint = f"; there are {', '.join(near)}" if near else ""
+        near = [name for name in names if name.startswith(request)] or difflib.get_close_matches(request, names)
+        shown = (near or names)[:SHOWN_NAMES]
+        more = f" and {number(len(names) - len(shown))} more" if not near and len(names) > len(shown) else ""
+        hint = f"; there are {', '.join(shown)}{more}" if shown else ""
         raise UsageError(f"{request}: the capture has no lookup of a request with this id{hint}")
     return [_story(capture, analysis, result) for result in found]
 

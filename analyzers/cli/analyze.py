@@ -11,6 +11,7 @@ import click
 
 from analyzers.cli.completion import FILE, rules
 from analyzers.cli.files import cache_option, write_whole
+from analyzers.cli.forms import report_options
 from analyzers.cli.says import StatusLine, quiet_option, say, say_notes
 from otel_cache.errors import UsageError
 
@@ -28,8 +29,8 @@ EXAMPLE = "model_case.jsonl"
 
 @click.command("analyze")
 @click.argument("paths", metavar="PATH...", nargs=-1, type=FILE)
-@click.option(
-    "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True,
+@report_options(
+    *FORMATS, what="report",
     help="A report to read (text, markdown, or one HTML file that needs no network), one JSON object "
     "(docs/analyze.md has its schema), or a Parquet table of the lookups.",
 )  # fmt: skip
@@ -38,7 +39,6 @@ EXAMPLE = "model_case.jsonl"
     help="Which lookups to list; losing: those that lost more than is by design. "
     "Without this option, text and Markdown list the losing ones, the others all.",
 )  # fmt: skip
-@click.option("--output", metavar="FILE", type=FILE, help="Write the report there instead of to stdout.")
 @cache_option
 @click.option("--example", is_flag=True, help="Analyze the capture that comes with otel-cache.")
 @click.option(
@@ -72,8 +72,8 @@ def command(
     \b
     Example:
       otel-cache analyze spans.jsonl
-      otel-cache analyze 'captures/*.parquet' --format json --output report.json
-      otel-cache analyze spans.jsonl --format html --output report.html
+      otel-cache analyze 'captures/*.parquet' --output report.json
+      otel-cache analyze spans.jsonl --output report.html
       otel-cache analyze spans.jsonl --fail-on shifted-boundary,evicted
       otel-cache analyze spans.jsonl --since 10m --replica replica-0
       otel-cache analyze --example

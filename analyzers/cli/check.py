@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from analyzers.cli.completion import FILE
+from analyzers.cli.forms import report_options
 from analyzers.cli.says import quiet_option
 
 
@@ -12,8 +13,7 @@ from analyzers.cli.says import quiet_option
 @click.argument("paths", metavar="CAPTURE...", nargs=-1, required=True, type=FILE)
 @click.option("--policy", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The rules, in YAML.")
 @click.option("--probe", metavar="FILE", type=FILE, help="JSON of `otel-cache probe`, for the rule on outputs.")
-@click.option("--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
-@click.option("--output", metavar="FILE", type=FILE, help="Write the verdict there instead of to stdout.")
+@report_options("text", "json", "markdown", what="verdict")
 @quiet_option
 def command(paths: tuple[str, ...], policy: Path, probe: str | None, form: str, output: str | None) -> None:
     """Judge a capture by a policy: the stop rule of a change as a file.
@@ -24,7 +24,7 @@ def command(paths: tuple[str, ...], policy: Path, probe: str | None, form: str, 
     \b
     Example:
       otel-cache check --policy policy.yaml spans.jsonl
-      otel-cache check --policy policy.yaml spans.jsonl --probe probe.json --format markdown --output verdict.md
+      otel-cache check --policy policy.yaml spans.jsonl --probe probe.json --output verdict.md
     """
     from analyzers.cli.reports import read_json, read_reports, write_report
     from analyzers.experiments.gate import EXIT_CODES, judge

@@ -3,15 +3,15 @@
 import click
 
 from analyzers.cli.completion import FILE
+from analyzers.cli.forms import report_options
 from analyzers.cli.says import quiet_option
 
 
 @click.command("diff")
 @click.argument("before", type=FILE)
 @click.argument("after", type=FILE)
-@click.option("--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
+@report_options("text", "json", "markdown", what="comparison")
 @click.option("--requests", type=click.IntRange(0), default=10, show_default=True, help="Requests that are listed.")
-@click.option("--output", metavar="FILE", type=FILE, help="Write the comparison there instead of to stdout.")
 @quiet_option
 def command(before: str, after: str, form: str, requests: int, output: str | None) -> None:
     """Say which losses went, which came, and which moved from one class to another.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from analyzers.cli.completion import FILE
+from analyzers.cli.forms import report_options
 from analyzers.cli.group import SuggestingGroup
 from analyzers.cli.says import StatusLine, bar, quiet_option, say, say_notes
 
@@ -147,11 +147,10 @@ def _compare(work: "Work", spans: Path, version: str) -> None:
     help=f"{VLLM_HELP} Several are compared; `installed` is the installed one.",
 )  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), help="How many run at once.  [one per CPU]")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json", "markdown", "html"]), default="text", show_default=True,
+@report_options(
+    "text", "json", "markdown", "html", what="table",
     help="A table to read, one JSON object, or a page with plots that needs no network.",
 )  # fmt: skip
-@click.option("--output", metavar="FILE", type=FILE, help="Write the table there instead of to stdout.")
 @quiet_option
 def sweep(
     work: Path,
@@ -171,7 +170,7 @@ def sweep(
     \b
     Examples:
         otel-cache lab sweep model_case --vllm .lanes/0.28.0
-        otel-cache lab sweep model_case --format html --output sweep.html
+        otel-cache lab sweep model_case --output sweep.html
         otel-cache lab sweep spans.jsonl --engine same --retention-interval 0,1600,3200 --num-gpu-blocks 100,400
         otel-cache lab sweep model_case --vllm .lanes/0.28.0 --vllm installed --vllm .lanes/0.33.0
     """

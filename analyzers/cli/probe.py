@@ -12,6 +12,7 @@ import click
 
 from analyzers.cli.completion import FILE
 from analyzers.cli.files import write_whole
+from analyzers.cli.forms import report_options
 from analyzers.cli.says import is_quiet, quiet_option, say
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ if TYPE_CHECKING:
     help="How long one request may take.",
 )  # fmt: skip
 @click.option("--allow-traffic", is_flag=True, help="Probe the server though others use it as well.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--output", metavar="FILE", type=FILE, help="Write the report there instead of to stdout.")
+@report_options("text", "json", what="report")
 @quiet_option
 def command(
     url: str,
@@ -73,7 +73,7 @@ def command(
     \b
     Example:
       otel-cache probe http://localhost:8000 --spans spans.jsonl
-      otel-cache probe http://localhost:8000 --control http://localhost:8001 --format json --output probe.json
+      otel-cache probe http://localhost:8000 --control http://localhost:8001 --output probe.json
     """
     from analyzers.probe import json, text
     from analyzers.probe import model as roles

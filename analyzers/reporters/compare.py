@@ -131,7 +131,14 @@ def _setting(name: str, one: Sequence[Any], two: Sequence[Any]) -> str:
 
 
 def _values(values: Sequence[Any]) -> str:
-    return " and ".join(str(value) for value in values) or "none"
+    return " and ".join(map(_value, values)) or "none"
+
+
+def _value(value: Any) -> str:
+    """Write a setting as OpenTelemetry's tools write attributes, a list's items after one another."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(_value, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _lost(lost: Mapping[str, int]) -> str:

@@ -38,5 +38,5 @@ def test_an_id_names(request_id: str, named: set[str]) -> None:
 
 @pytest.mark.parametrize("request_id", ["cmpl", "cmpl-", "cmpl-1-", "chatcmpl-1-0", "cmpl-1.0"])
 def test_an_id_names_none(request_id: str) -> None:
-    with pytest.raises(UsageError, match="no lookup of a request with this id"):
+    with pytest.raises(UsageError, match="no lookup of a request with this id; there are "):
         found(request_id)

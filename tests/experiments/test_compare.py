@@ -14,6 +14,7 @@ from analyzers.model import CLASSES
 from analyzers.readers import open_capture
 from analyzers.reporters.json import to_object
 from experiments.commands import command
+from otel_cache.semconv import names
 
 EXAMPLE = Path(__file__).parents[2] / "analyzers" / "examples" / "model_case.jsonl"
 
@@ -113,3 +114,16 @@ def test_a_report_without_its_lookups(tmp_path: Path) -> None:
     done = command("diff", path, EXAMPLE)
     assert done.returncode == 2
     assert "make it with --lookups all" in done.stderr
+
+
+def test_settings_read_like_settings(tmp_path: Path) -> None:
+    """Lists and switches are written as users write them, not as Python has them."""
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    report = to_object(analyze(open_capture([EXAMPLE])))
+    before.write_text(json.dumps(report))
+    settings = report["replicas"][0]["settings"]
+    settings |= {names.GROUPS_BLOCK_SIZE: [1600, 800], names.PARTIAL_HITS: True}
+    after.write_text(json.dumps(report))
+    said = " ".join(command("diff", before, after).stdout.split())
+    assert f"{names.GROUPS_BLOCK_SIZE}: 1600, 1600, 1600, 1600 to 1600, 800" in said
+    assert f"{names.PARTIAL_HITS}: false to true" in said
