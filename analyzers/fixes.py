@@ -147,8 +147,8 @@ def regained(case: Case) -> int | None:
 def _under_one_key(settings: Settings, row: LookupResult) -> int:
     """Return how much further a hit could have ended, had the tokens been cached under the key of the lookup."""
     limit = row.prompt_tokens - 1
-    upper, lower = next((upper, lower) for cls, upper, lower in row.ladder if cls == model.KEY_DIFFERENCE)
-    return last_boundary(settings, upper, limit) - last_boundary(settings, lower, limit)
+    steps = [(upper, lower) for cls, upper, lower in row.ladder if cls == model.KEY_DIFFERENCE]
+    return sum(last_boundary(settings, upper, limit) - last_boundary(settings, lower, limit) for upper, lower in steps)
 
 
 def _sparse(settings: Settings, row: LookupResult) -> list[GroupState]:

@@ -7,13 +7,12 @@ from typing import Any
 
 import grpc
 import pytest
-from sidecar.support import Peer, hello, lookup, replica, step, wait_until
+from sidecar.support import Peer, hello, lookup, replica, status_of, step, wait_until
 
 from analyzers.doctor.checks import OK, PROBLEM, WARNING
 from analyzers.doctor.context import check_context
 from analyzers.doctor.ways import check_collector, check_sidecar
 from otel_cache.records import LENGTH
-from otel_cache.sidecar.status import query_status
 
 SOCKET = "OTEL_PYTHON_VLLM_CACHE_SOCKET"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -42,7 +41,7 @@ def test_a_sidecar_tells_whether_context_arrives(
     Peer(socket_path, hello()).send(
         replica(), lookup(1, traceparent=traceparent), step(2, 0), step(3, 1, 2_000_000_000, finished=["q"])
     )
-    wait_until(lambda: query_status(socket_path).requests == 1)
+    wait_until(lambda: status_of(socket_path).requests == 1)
     _, status = check_sidecar({SOCKET: socket_path})
     check = check_context(status, [])
     assert (check.level, check.says.partition(":")[0]) == (
@@ -58,7 +57,7 @@ def test_a_sidecar_with_losses(start: Any, socket_path: str, tmp_path: Any) -> N
     peer = Peer(socket_path, hello())
     peer.send(replica(), lookup(5), step(6, 0))
     peer.socket.close()
-    wait_until(lambda: query_status(socket_path).missing)
+    wait_until(lambda: status_of(socket_path).missing)
     check, _ = check_sidecar({SOCKET: socket_path})
     assert (check.level, "records never arrived" in check.says) == (WARNING, True)
 
@@ -135,11 +134,11 @@ def test_the_running_sidecar_says_where_spans_go(
     """Where the environment names no endpoint: to a file alone, or to its own collector, which has to answer."""
     out = tmp_path / "spans.jsonl"
     first = start(out)
-    check = check_collector({SOCKET: socket_path}, query_status(socket_path))
+    check = check_collector({SOCKET: socket_path}, status_of(socket_path))
     assert (check.level, check.says.partition(":")[0]) == (OK, f"nothing is exported but written to {out}")
     first.stop()
     start(out, collector.endpoint)
-    status = query_status(socket_path)
+    status = status_of(socket_path)
     check = check_collector({SOCKET: socket_path}, status)
     assert (check.level, check.says) == (OK, f"{collector.endpoint} answers")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")

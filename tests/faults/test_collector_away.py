@@ -5,9 +5,7 @@ import time
 
 import pytest
 from sidecar.conftest import socket_path, start
-from sidecar.support import Peer, hello, read_lines, wait_until, whole_request
-
-from otel_cache.sidecar.status import query_status
+from sidecar.support import Peer, hello, read_lines, status_of, wait_until, whole_request
 
 __all__ = ["socket_path", "start"]
 
@@ -36,12 +34,12 @@ def test_away_and_back(start, socket_path, folder, collector):
     wait_until(lambda: collector.requests)
     collector.stop()
     load(SECONDS)
-    away = query_status(socket_path)
+    away = status_of(socket_path)
     before = len(collector.spans)
     collector.start()
     load(2)
-    wait_until(lambda: query_status(socket_path).spans_waiting == 0, 60)
-    status = query_status(socket_path)
+    wait_until(lambda: status_of(socket_path).spans_waiting == 0, 60)
+    status = status_of(socket_path)
     sidecar.stop()
 
     written, arrived = read_lines(out), collector.spans
@@ -63,14 +61,14 @@ def test_away_over_a_restart_of_the_sidecar(start, socket_path, folder, collecto
     peer = Peer(socket_path, hello("aa"))
     for number in range(200):
         peer.send(*whole_request(10 * number, f"r{number}"))
-    wait_until(lambda: query_status(socket_path).spans_spooled, 30)
+    wait_until(lambda: status_of(socket_path).spans_spooled, 30)
     first.stop()
     one = read_lines(out)
     second = start(folder / "next.jsonl", collector.endpoint)
     Peer(socket_path, hello("bb")).send(*whole_request())
-    wait_until(lambda: query_status(socket_path).export_failed, 30)
+    wait_until(lambda: status_of(socket_path).export_failed, 30)
     collector.start()
-    wait_until(lambda: query_status(socket_path).spans_waiting == 0, 60)
+    wait_until(lambda: status_of(socket_path).spans_waiting == 0, 60)
     second.stop()
 
     assert [span.span_id for span in collector.spans] == [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from sidecar.conftest import socket_path, start
-from sidecar.support import SPANS, Peer, hello, read_requests, wait_until, whole_request
+from sidecar.support import SPANS, Peer, hello, read_requests, status_of, wait_until, whole_request
 
 from otel_cache.semconv import names
 from otel_cache.sidecar.__main__ import INCOMPLETE
@@ -45,10 +45,10 @@ def test_the_evidence(start, socket_path, small_disk, capfd):
     sidecar = start(out)
     peer = Peer(socket_path, hello())
     load(peer, 0, 300)
-    full = wait_until(lambda: (status := query_status(socket_path)).spans_built == 300 * SPANS and status)
+    full = wait_until(lambda: (status := status_of(socket_path)).spans_built == 300 * SPANS and status)
     ballast.unlink()
     load(peer, 300, 20)
-    wait_until(lambda: query_status(socket_path).spans_built == 320 * SPANS)
+    wait_until(lambda: status_of(socket_path).spans_built == 320 * SPANS)
     code = sidecar.stop()
 
     assert code == INCOMPLETE
@@ -73,14 +73,14 @@ def test_the_spool(start, socket_path, folder, small_disk, collector, monkeypatc
     sidecar = start(out, collector.endpoint)
     peer = Peer(socket_path, hello())
     load(peer, 0, 50)
-    wait_until(lambda: query_status(socket_path).spans_spooled)
+    wait_until(lambda: status_of(socket_path).spans_spooled)
     load(peer, 50, 600)
-    wait_until(lambda: query_status(socket_path).spans_built == 650 * SPANS, 30)
+    wait_until(lambda: status_of(socket_path).spans_built == 650 * SPANS, 30)
     collector.start()
-    wait_until(lambda: query_status(socket_path).spans_waiting == 0, 30)
+    wait_until(lambda: status_of(socket_path).spans_waiting == 0, 30)
     load(peer, 650, 10)
-    wait_until(lambda: query_status(socket_path).spans_built == 660 * SPANS)
-    lost = query_status(socket_path).spans_lost
+    wait_until(lambda: status_of(socket_path).spans_built == 660 * SPANS)
+    lost = status_of(socket_path).spans_lost
     sidecar.stop()
 
     written, arrived = read_capture(out), read_requests(collector.requests)
@@ -103,7 +103,7 @@ def test_a_spool_that_is_full_by_its_own_limit(start, socket_path, folder, colle
     peer = Peer(socket_path, hello())
     sent = 0
     # How soon spans go from memory to the spool depends on how long a try to export takes.
-    while not query_status(socket_path).spans_lost:
+    while not status_of(socket_path).spans_lost:
         assert sent < 50_000
         load(peer, sent, 500)
         sent += 500
@@ -111,8 +111,8 @@ def test_a_spool_that_is_full_by_its_own_limit(start, socket_path, folder, colle
     sizes = [path.stat().st_size for path in folder.rglob("*.spans")]
     assert sum(sizes) <= 1 << 20
     collector.start()
-    wait_until(lambda: query_status(socket_path).spans_waiting == 0, 30)
-    lost = query_status(socket_path).spans_lost
+    wait_until(lambda: status_of(socket_path).spans_waiting == 0, 30)
+    lost = status_of(socket_path).spans_lost
     sidecar.stop()
 
     written, arrived = read_capture(out), read_requests(collector.requests)

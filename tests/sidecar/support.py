@@ -33,7 +33,9 @@ from otel_cache.records import (
     encode_frame,
 )
 from otel_cache.semconv import names
+from otel_cache.sidecar.status import Status, query_status
 
+PATIENCE_SECONDS = 30.0
 BLOCK = 1600
 ATTRIBUTES: dict[str, Any] = {
     names.REPLICA_ID: "host:8000",
@@ -220,6 +222,11 @@ def read_requests(requests: Sequence[ExportTraceServiceRequest]) -> list[Read]:
 def named(spans: Sequence[Read], name: str) -> list[Read]:
     """Return the spans of one name."""
     return [span for span in spans if span.name == name]
+
+
+def status_of(path: str) -> Status:
+    """Ask a sidecar how it is; on a machine with much to do it may take a while to answer."""
+    return query_status(path, PATIENCE_SECONDS)
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 15) -> Any:

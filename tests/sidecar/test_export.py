@@ -6,9 +6,8 @@ import pytest
 from otel_cache.errors import UsageError
 from otel_cache.semconv import names
 from otel_cache.sidecar.exporters import Outcome, make_exporter, wants_export
-from otel_cache.sidecar.status import query_status
 
-from .support import SPANS, Peer, hello, parse_lines, read_lines, read_requests, wait_until, whole_request
+from .support import SPANS, Peer, hello, parse_lines, read_lines, read_requests, status_of, wait_until, whole_request
 
 
 def key(span):
@@ -147,12 +146,12 @@ def test_what_is_refused_for_good_is_counted_and_never_sent_again(start, socket_
     sidecar = start(endpoint=collector.endpoint)
     peer = Peer(socket_path, hello())
     peer.send(*whole_request())
-    wait_until(lambda: query_status(socket_path).spans_lost == SPANS)
+    wait_until(lambda: status_of(socket_path).spans_lost == SPANS)
     tries = collector.tries
     collector.refuse = lambda request: None
     peer.send(*whole_request(10))
-    wait_until(lambda: query_status(socket_path).spans_exported)
-    status = query_status(socket_path)
+    wait_until(lambda: status_of(socket_path).spans_exported)
+    status = status_of(socket_path)
     sidecar.stop()
 
     assert (tries, collector.tries) == (1, 2)
@@ -170,10 +169,10 @@ def test_what_was_lost_is_told_on_the_next_span_of_the_evidence(start, socket_pa
     sidecar = start(out, collector.endpoint)
     peer = Peer(socket_path, hello())
     peer.send(*whole_request())
-    wait_until(lambda: query_status(socket_path).spans_lost == SPANS)
+    wait_until(lambda: status_of(socket_path).spans_lost == SPANS)
     # These tell of the first, and are lost too: the last have to tell of both.
     peer.send(*whole_request(10))
-    wait_until(lambda: query_status(socket_path).spans_lost == 2 * SPANS)
+    wait_until(lambda: status_of(socket_path).spans_lost == 2 * SPANS)
     collector.refuse = lambda request: None
     peer.send(*whole_request(20))
     wait_until(lambda: collector.requests)
@@ -190,8 +189,8 @@ def test_spans_that_a_collector_rejects_are_lost(start, socket_path, collector):
     collector.rejected = 2
     sidecar = start(endpoint=collector.endpoint)
     Peer(socket_path, hello()).send(*whole_request())
-    wait_until(lambda: query_status(socket_path).spans_lost)
-    status = query_status(socket_path)
+    wait_until(lambda: status_of(socket_path).spans_lost)
+    status = status_of(socket_path)
     sidecar.stop()
 
     assert (status.spans_exported, status.spans_lost) == (SPANS - 2, 2)
@@ -204,8 +203,8 @@ def test_without_a_spool_a_collector_that_comes_back_gets_all(start, socket_path
     sidecar = start(endpoint=collector.endpoint)
     peer = Peer(socket_path, hello())
     peer.send(*whole_request())
-    wait_until(lambda: query_status(socket_path).export_failed)
-    assert query_status(socket_path).spans_spooled == 0
+    wait_until(lambda: status_of(socket_path).export_failed)
+    assert status_of(socket_path).spans_spooled == 0
     collector.start()
     wait_until(lambda: len(collector.spans) == SPANS)
     sidecar.stop()

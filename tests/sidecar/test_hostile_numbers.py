@@ -8,7 +8,6 @@ import pytest
 
 from otel_cache.records import LENGTH, Chunk
 from otel_cache.semconv import names
-from otel_cache.sidecar.status import query_status
 
 from .support import (
     Peer,
@@ -19,6 +18,7 @@ from .support import (
     read_lines,
     repeated,
     replica,
+    status_of,
     step,
     wait_until,
     whole_request,
@@ -79,11 +79,11 @@ def test_one_number_at_a_time(start, socket_path, tmp_path, collector, capfd, ex
             peer.close()
             tried += 1
             if tried % 50 == 0:
-                query_status(socket_path)
+                status_of(socket_path)
     good = Peer(socket_path, hello("ffff"))
     good.send(replica(), *whole_request(1, "good"))
     wait_until(lambda: "good" in {span[names.REQUEST_ID] for span in named(read_lines(out), names.REQUEST)}, 60)
-    status = query_status(socket_path)
+    status = status_of(socket_path)
     assert sidecar.stop() == 0
 
     assert tried >= PLACES_AT_LEAST * len(NUMBERS)

@@ -22,7 +22,7 @@ from otel_cache.sidecar.receiver import MAX_BUFFERED, MAX_CONNECTIONS, Receiver
 from otel_cache.sidecar.settings import read_settings
 from otel_cache.sidecar.status import query_status
 
-from .support import Peer, hello, lookup, named, read_lines, replica, step, wait_until, whole_request
+from .support import Peer, hello, lookup, named, read_lines, replica, status_of, step, wait_until, whole_request
 
 UIDS = "OTEL_PYTHON_VLLM_CACHE_SOCKET_UIDS"
 NOBODY = 65534
@@ -49,7 +49,7 @@ def test_a_malformed_record_costs_only_itself(start, socket_path, tmp_path, capf
         frame(plain(replica()), plain(lookup(1, "a")), wrong_type, too_short, no_record, plain(lookup(5, "e")))
     )
     peer.send(lookup(6, "f"), step(7, admitted={"f": 0}))
-    wait_until(lambda: query_status(socket_path).malformed == 3)
+    wait_until(lambda: status_of(socket_path).malformed == 3)
     assert sidecar.stop() == 0
 
     spans = read_lines(out)
@@ -87,7 +87,7 @@ def test_neighbours_in_version_work_together(start, socket_path, tmp_path, capfd
     payload = msgspec.msgpack.encode(greeting)
     peer.socket.sendall(LENGTH.pack(len(payload)) + payload + frame(*records))
     wait_until(lambda: named(read_lines(out), names.REQUEST))
-    status = query_status(socket_path)
+    status = status_of(socket_path)
     sidecar.stop()
 
     spans = read_lines(out)
@@ -117,7 +117,7 @@ def test_an_earlier_connection_of_a_process_is_read_to_its_end_first(start, sock
     for record in records:
         first.send(record)
     second.send(lookup(400, "last"))
-    wait_until(lambda: query_status(socket_path).processes == 1)
+    wait_until(lambda: status_of(socket_path).processes == 1)
     sidecar.stop()
 
     assert len(named(read_lines(out), names.LOOKUP)) == 400
@@ -263,8 +263,8 @@ def test_the_status_of_a_sidecar(start, socket_path, tmp_path, collector):
         peer = Peer(socket_path, hello())
         peer.send(replica(), traced, step(2, admitted={"q": 0}), step(3, 1, finished=["q"]))
     peer.send(*whole_request(10, "p"))
-    wait_until(lambda: query_status(socket_path).requests == 2)
-    status = query_status(socket_path)
+    wait_until(lambda: status_of(socket_path).requests == 2)
+    status = status_of(socket_path)
     text = subprocess.run(
         [str(Path(sys.executable).with_name("otel-cache")), "sidecar", "--socket", socket_path, "--status"],
         capture_output=True, text=True, check=True,

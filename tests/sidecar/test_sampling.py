@@ -8,7 +8,6 @@ from otel_cache.errors import UsageError
 from otel_cache.records import Executed, Lookup
 from otel_cache.semconv import names
 from otel_cache.sidecar.settings import read_settings
-from otel_cache.sidecar.status import query_status
 from otel_cache.sidecar.thinning import LONG, MEDIAN_FROM, RunningMedian
 
 from .support import (
@@ -21,6 +20,7 @@ from .support import (
     named,
     read_lines,
     replica,
+    status_of,
     step,
     wait_until,
     whole_request,
@@ -54,7 +54,7 @@ def run(start, socket_path, tmp_path, collector, records):
     peer = Peer(socket_path, hello())
     peer.send(*records)
     peer.close()
-    wait_until(lambda: query_status(socket_path).processes == 0 and query_status(socket_path).spans_written)
+    wait_until(lambda: status_of(socket_path).processes == 0 and status_of(socket_path).spans_written)
     sidecar.stop()
     return read_lines(out), collector.spans
 
@@ -175,8 +175,8 @@ def test_ordinary_steps_stay_here(start, socket_path, tmp_path, collector, monke
         for first in range(0, len(records), 50):
             peer.send(*records[first : first + 50])
         peer.close()
-        wait_until(lambda: query_status(socket_path).processes == 0)
-    thinned = query_status(socket_path).spans_thinned
+        wait_until(lambda: status_of(socket_path).processes == 0)
+    thinned = status_of(socket_path).spans_thinned
     sidecar.stop()
     file, exported = read_lines(out), collector.spans
 

@@ -10,9 +10,8 @@ import pytest
 from otel_cache.errors import UsageError
 from otel_cache.sidecar.settings import read_settings
 from otel_cache.sidecar.spool import Encoded, Spool
-from otel_cache.sidecar.status import query_status
 
-from .support import SPANS, Peer, hello, wait_until, whole_request
+from .support import SPANS, Peer, hello, status_of, wait_until, whole_request
 
 PLACE = "http://localhost:4317"
 
@@ -169,7 +168,7 @@ def test_a_sidecar_sends_what_a_killed_one_left(start, socket_path, collector, t
     peer = Peer(socket_path, hello())
     for number in range(20):
         peer.send(*whole_request(10 * number, f"r{number}"))
-    wait_until(lambda: query_status(socket_path).spans_spooled == 20 * SPANS)
+    wait_until(lambda: status_of(socket_path).spans_spooled == 20 * SPANS)
     os.kill(killed.pid, signal.SIGKILL)
     killed.stop()
     assert files(tmp_path / "state" / "otel-cache" / "spool")
