@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from analyzers import model
@@ -27,7 +26,7 @@ from analyzers.prompts import UNKNOWN, Kind, Prompt, contains, kind_of, last_mar
 from analyzers.residency import Residency
 from analyzers.seen import Name
 from analyzers.settings import Settings, read_settings
-from analyzers.views import View
+from analyzers.views import View, no_neighbours
 
 
 class Elsewhere(NamedTuple):
@@ -197,7 +196,7 @@ class Replay:
         row, prompt, before = lookup.row, lookup.prompt, lookup.before
         missing = explained.missing if explained else ()
         if view is None:
-            snapshot = _nothing(len(self.settings[life].groups))
+            snapshot = Snapshot(*no_neighbours(len(self.settings[life].groups)), _NOTHING, _NOTHING)
         else:
             snapshot = _snapshot(view, explained.needed if explained else row.hit_tokens, missing)
         producer = next((entry.refusal.request for entry in missing if entry.refusal), None) if missing else None
@@ -271,12 +270,6 @@ def hit_on(view: View, limit: int) -> int:
     settings = view.residency.settings
     top = min(limit, view.shared)
     return min(top, agree(settings, view.positions, top, len(view.chain) * settings.hash_block))
-
-
-@lru_cache
-def _nothing(groups: int) -> Snapshot:
-    """Return that none of so many groups has anything."""
-    return Snapshot((None,) * groups, (None,) * groups, _NOTHING, _NOTHING)
 
 
 def _snapshot(view: View, needed: int, missing: Sequence[Missing]) -> Snapshot:

@@ -1,6 +1,7 @@
 """One prompt against one cache: how much of it is held, from the start and group by group. Lengths in tokens."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import lcm
 from operator import indexOf
 
@@ -127,8 +128,7 @@ class View:
             below.append(low)
             above.append(high)
         if beyond is None:
-            nothing = _NOTHING.setdefault(len(groups), (None,) * len(groups))
-            return nothing, nothing
+            return no_neighbours(len(groups))
         return below, above
 
     def positions(self, groups: Sequence[Group]) -> Positions:
@@ -139,7 +139,10 @@ class View:
         return known
 
 
-_NOTHING: dict[int, tuple[None, ...]] = {}
+@lru_cache
+def no_neighbours(groups: int) -> tuple[Sequence[None], Sequence[None]]:
+    """Return what `View.neighbours` does of so many groups that hold nothing of a prompt."""
+    return (None,) * groups, (None,) * groups
 
 
 class _Held(Positions):

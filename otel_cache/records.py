@@ -25,10 +25,10 @@ Number = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """Nanoseconds since the Unix epoch, as OTLP and Parquet can hold them."""
-Duration = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""Nanoseconds."""
+Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""As large as an attribute can be: an age in nanoseconds, a setting."""
 
-Scalar = str | bool | float | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Scalar = str | bool | float | Integer
 """A value of an attribute: what OTLP can hold."""
 
 Span = tuple[Natural, Natural, Natural]
@@ -236,7 +236,7 @@ class Evict(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="evict")
     positions: list[Number]
     fingerprints: bytes
     keys: list[bytes]
-    ages: list[Duration]
+    ages: list[Integer]
     blocks: list[Number]
     reason: str
 
