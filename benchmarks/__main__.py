@@ -42,13 +42,14 @@ def scheduler_overhead(found: dict[str, Any]) -> dict[str, float]:
 
 
 def engine_load(found: dict[str, Any]) -> dict[str, float]:
-    """What a user of the server sees."""
-    return {
-        "engine_throughput_ratio": found["throughput_ratio"],
-        "engine_throughput_ratio_noise": found["throughput_ratio_noise"],
-        "engine_p99_first_token_ratio": found["p99_first_token_ratio"],
-        "engine_p99_first_token_ratio_noise": found["p99_first_token_ratio_noise"],
-    }
+    """What a user of the server sees: on over off, and as noise off over off; with 95 % intervals."""
+    flat: dict[str, float] = {}
+    for measured in ("throughput", "p99_first_token"):
+        for key, pair in (("", "on"), ("_noise", "off_again")):
+            name = f"engine_{measured}_ratio{key}"
+            said = found[pair][measured]
+            flat |= {name: said["ratio"], f"{name}_low": said["low"], f"{name}_high": said["high"]}
+    return flat
 
 
 def sidecar_export(found: dict[str, Any]) -> dict[str, float]:

@@ -21,9 +21,11 @@ from otel_cache.errors import UsageError
 DAEMON_IDLE_SECONDS = 10
 DAEMON_READY_SECONDS = 15.0
 CHILD_READY_SECONDS = 60.0
+NICENESS = 10
+"""Of a daemon: what it does can wait until the engine's processes, which share the processors, leave one free."""
 # The double fork: whoever starts the daemon is not its parent, so that killing vLLM's process tree spares it.
 _DETACH = (
-    "import subprocess,sys;n=subprocess.DEVNULL;"
+    f"import os,subprocess,sys;os.nice({NICENESS});n=subprocess.DEVNULL;"
     "subprocess.Popen(sys.argv[2:],stdin=n,stdout=n,stderr=n,start_new_session=True,cwd='/',pass_fds=[int(sys.argv[1])])"
 )
 

@@ -40,6 +40,7 @@ def test_many_processes_start_one_daemon(socket_path, tmp_path):
         assert daemon.pid not in {child.pid for child in psutil.Process().children(recursive=True)}
         assert os.getsid(daemon.pid) != os.getsid(0)
         assert daemon.cwd() == "/"
+        assert daemon.nice() > psutil.Process().nice()
         assert "--exit-when-idle" in daemon.cmdline()
         peer = Peer(socket_path, hello())
         peer.send(*whole_request())
