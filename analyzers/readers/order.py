@@ -1,6 +1,6 @@
 """The order of a capture's rows: by life and record number, the same whatever the order of reading."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import polars as pl
@@ -10,14 +10,17 @@ BY_TIME = ("life", "start", "span")
 
 
 def sort(frame: pl.DataFrame, by: Sequence[str] = BY_RECORD) -> pl.DataFrame:
-    """Return the rows in the order of the columns `by`, of those that there are; none of them is below 0."""
+    """Return the rows in the order of the columns `by`, of those that there are; none of them is below 0.
+
+    `frame` has no columns any more then: no two of them are in memory twice at the same time.
+    """
     keys = frame.select(name for name in by if name in frame.columns).rechunk()
     words = [each.fill_null(-1).to_numpy() if each.null_count() else each.to_numpy() for each in keys]
     # Rows come nearly in order: mostly two columns tell, and that they do is seen faster than it is sorted by all.
     rows = pl.Series(np.lexsort(words[1::-1]), dtype=pl.UInt32)
     if not _is_sorted(keys[rows]):
         rows = pl.Series(np.lexsort(words[::-1]), dtype=pl.UInt32)
-    return frame[rows]
+    return pl.DataFrame([frame.drop_in_place(name).gather(rows) for name in frame.columns])
 
 
 def _is_sorted(keys: pl.DataFrame) -> bool:
@@ -40,7 +43,7 @@ def follow_lookups(groups: pl.DataFrame, lookups: pl.DataFrame) -> pl.DataFrame:
     return placed.drop_nulls("sequence") if placed["sequence"].null_count() else placed
 
 
-def place_markers(evicts: pl.DataFrame, evidence: Sequence[pl.DataFrame]) -> pl.DataFrame:
+def place_markers(evicts: pl.DataFrame, evidence: Iterable[pl.DataFrame]) -> pl.DataFrame:
     """Give rows without a sequence that of the last evidence before them, by evidence number; 0 where there is none."""
     unplaced = pl.col("sequence").is_null()
     markers = evicts.filter(unplaced)
