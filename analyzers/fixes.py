@@ -1,13 +1,14 @@
 """Fixes: the flag or the change that gives a lost class of tokens back, in this version of vLLM and this layout."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from analyzers import model, routing
 from analyzers.intervals import Pool, Priced, best_of, keeping, priced, sparser, states_left, weighed
 from analyzers.ladder import last_boundary
 from analyzers.model import GroupState, LookupResult
+from analyzers.retention import Prefill, chunk_ends
 from analyzers.settings import Settings
 from analyzers.wording import counted, group_names, number
 from otel_cache.semconv import names
@@ -221,15 +222,17 @@ def fix_not_materialized(case: Case) -> str:
             f"no chunk can be made to end at {number(at)}: chunks end on multiples of the scheduler block of "
             f"{number(settings.scheduler_block)}; let shared prefixes end on such a multiple"
         )
-    budget = chunk_budget(settings, at)
-    if budget is None:
+    if at in chunk_ends(settings, Prefill(worst.prompt_tokens)):
         return (
             f"a prompt that is computed alone ends a chunk at {number(at)} with today's {BUDGET_FLAG} "
             f"{settings.max_batched_tokens} already; this one began elsewhere or shared its steps with others"
         )
+    budget = chunk_budget(settings, at, worst.prompt_tokens)
+    if budget is None:
+        return f"no {BUDGET_FLAG} makes a chunk of such a prompt end at {number(at)}{_cut(settings)}"
     fix = (
         f"make a chunk of a prompt that is computed alone end at {number(at)}: {BUDGET_FLAG} {budget} (for all "
-        "requests: smaller chunks make long prefills slower)"
+        f"requests: smaller chunks make long prefills slower){_cut(settings)}"
     )
     if settings.retention == names.RETENTION_DENSE or _mask_wants(lacking, at):
         fix += "; the mask keeps the state there"
@@ -246,15 +249,28 @@ def _mask_wants(lacking: Sequence[GroupState], boundary: int) -> bool:
     return all(boundary in group.wanted for group in lacking)
 
 
-def chunk_budget(settings: Settings, boundary: int) -> int | None:
-    """Return the largest batch-token limit, not above today's, with which chunks from 0 on end at `boundary`.
+def _cut(settings: Settings) -> str:
+    smallest = min(group.block_size for group in settings.groups)
+    if settings.split_block == smallest:
+        return ""
+    return (
+        f"; this server ends chunks on multiples of {number(settings.split_block)}, not of its groups' "
+        f"{number(smallest)}, as vLLM does on CPUs"
+    )
 
-    Chunks end on multiples of the scheduler block. None: today's limit is the answer already.
+
+def chunk_budget(settings: Settings, boundary: int, tokens: int) -> int | None:
+    """Return the largest batch-token limit, not above today's, with which a chunk of a prompt ends at `boundary`.
+
+    That is of a prompt of `tokens` that is computed alone. None: there is none.
     """
-    block, today = settings.scheduler_block, settings.max_batched_tokens
-    sizes = (boundary // n for n in range(1, boundary // block + 1) if boundary % n == 0)
-    found = next((size for size in sizes if size % block == 0 and (not today or size <= today)), block)
-    return None if today and found == today // block * block else found
+    today = settings.max_batched_tokens or tokens
+    parts = (boundary // n for n in range(1, boundary // settings.split_block + 1) if boundary % n == 0)
+    return next((size for size in parts if size <= today and _ends_at(settings, boundary, tokens, size)), None)
+
+
+def _ends_at(settings: Settings, boundary: int, tokens: int, budget: int) -> bool:
+    return boundary in chunk_ends(replace(settings, max_batched_tokens=budget), Prefill(tokens))
 
 
 def fix_evicted(case: Case) -> str:

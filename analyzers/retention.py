@@ -61,8 +61,7 @@ def _chunk_end(settings: Settings, prefill: Prefill, start: int) -> int:
     end = min(prefill.tokens, start + budget)
     if not any(group.kind == names.KIND_MAMBA for group in settings.groups):
         return end
-    # vLLM cuts by the block of its cache configuration, the smallest of the groups'.
-    block = min(group.block_size for group in settings.groups)
+    block = settings.split_block
     if end < prefill.tokens:
         aligned = end // block * block
         if aligned > start or block <= budget:

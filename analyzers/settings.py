@@ -45,6 +45,7 @@ class Settings:
         hash_block: tokens between fingerprints.
         lookahead: tokens beyond a position that its key covers.
         block_beyond: a group that drops a block may look one block past the hit limit.
+        split_block: chunks of a model with Mamba layers end on its multiples.
         retention: "dense", or the retention interval.
         shared_prefix_checkpoint: Mamba groups keep a state where a lookup saw a shared prefix end, inside a block too.
         num_blocks: size of the block pool; replicas that differ in it alone have the same configuration.
@@ -56,6 +57,7 @@ class Settings:
     alignment: int
     hash_block: int
     scheduler_block: int
+    split_block: int
     lookahead: int
     partial_hits: bool
     block_beyond: bool
@@ -198,6 +200,7 @@ def read_settings(attributes: Mapping[str, Any], where: str) -> Settings:
         alignment=read.integer(names.HIT_ALIGNMENT, 1),
         hash_block=read.integer(names.HASH_BLOCK_SIZE, 1),
         scheduler_block=read.integer(names.SCHEDULER_BLOCK_SIZE, 1),
+        split_block=read.integer(names.SPLIT_BLOCK_SIZE, 1, min((group.block_size for group in groups), default=1)),
         lookahead=read.integer(names.HASH_LOOKAHEAD_TOKENS),
         partial_hits=read.flag(names.PARTIAL_HITS),
         block_beyond=read.text(names.PROOF_LIMIT) == names.PROOF_BLOCK_BEYOND,

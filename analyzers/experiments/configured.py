@@ -66,6 +66,7 @@ def configured(engine: Engine, version: str) -> Settings:
         max_batched_tokens=engine.max_num_batched_tokens,
         fingerprint_key_id="",
         speculative_tokens=engine.speculative.num_speculative_tokens if engine.speculative else 0,
+        split_block=engine.split_block_size or min(sizes),
         num_blocks=engine.num_gpu_blocks,
         shared_prefix_checkpoint=(
             engine.enable_mamba_shared_prefix_checkpoint and eagle and partial and at >= SHARED_PREFIX

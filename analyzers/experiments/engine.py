@@ -56,6 +56,7 @@ def _engine(settings: Settings, attributes: Any, capture: Capture) -> Engine:
         ),
         block_size=min(sizes),
         prefix_match_unit=settings.hash_block if several and settings.hash_block != gcd(*sizes) else None,
+        split_block_size=settings.split_block if settings.split_block != min(sizes) else None,
         enable_mamba_shared_prefix_checkpoint=settings.shared_prefix_checkpoint,
         prefix_cache_retention_interval=(
             "default" if not sparse else "dense" if interval == names.RETENTION_DENSE else int(interval)

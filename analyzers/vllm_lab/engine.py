@@ -96,6 +96,9 @@ def _build(engine: Engine, index: int) -> Replica:
             log_stats=True,
         )
     )
+    if engine.split_block_size:
+        # As where a server's platform sets it anew once the scheduler is made.
+        cache.block_size = engine.split_block_size
     scheduler.otel_cache_replica_id = f"replica-{index}"
     _give_encoder_budget(scheduler, engine)
     hash_function = get_hash_fn_by_name(cache.prefix_caching_hash_algo)

@@ -3,6 +3,7 @@
     engine:
       block_size: 1600                       # of every group that names none of its own
       prefix_match_unit: null                # hash block; null: the largest that divides every group's block
+      split_block_size: null                 # chunks end on its multiples; null: the smallest of the groups' blocks
       enable_mamba_shared_prefix_checkpoint: false
       prefix_cache_retention_interval: 0     # tokens, `dense`, or `default`: what this vLLM does unasked
       max_num_batched_tokens: 8192
@@ -88,6 +89,7 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     groups: Annotated[tuple[Group, ...], msgspec.Meta(min_length=1)]
     block_size: Positive = 16
     prefix_match_unit: Positive | None = None
+    split_block_size: Positive | None = None
     enable_mamba_shared_prefix_checkpoint: bool = False
     prefix_cache_retention_interval: Count | Literal["dense", "default"] = "default"
     max_num_batched_tokens: Positive = 8192

@@ -120,6 +120,7 @@ def replica_attributes(scheduler: Any, configured_replica_id: str | None, key_id
         names.GROUPS_FINE_GRAINED: [bool(getattr(m, "supports_fine_grained_hash_lookup", False)) for m in managers],
         names.GROUPS_LOOKUP_ORDER: [",".join(map(str, ids)) for ids in lookup_order(coordinator)],
         names.SCHEDULER_BLOCK_SIZE: int(getattr(coordinator, "scheduler_block_size", scheduler.block_size)),
+        names.SPLIT_BLOCK_SIZE: int(getattr(cache, "block_size", 0) or 0) or "",
         names.HASH_BLOCK_SIZE: int(coordinator.block_pool.hash_block_size),
         names.HIT_ALIGNMENT: hit_alignment(coordinator),
         names.PARTIAL_HITS: bool(getattr(coordinator, "enable_partial_hash_hits", False)),

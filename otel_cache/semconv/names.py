@@ -325,6 +325,10 @@ GROUPS_LOOKUP_ORDER = "vllm.kv_cache.groups.lookup_order"
 """Groups that are looked up together, in order, such as `3` then `0,1,2`. string[]"""
 SCHEDULER_BLOCK_SIZE = "vllm.kv_cache.scheduler_block_size"
 """Block of the scheduler: retention intervals are its multiples. int, {token}"""
+SPLIT_BLOCK_SIZE = "vllm.kv_cache.split_block_size"
+"""Block on whose multiples the scheduler ends the chunks of a prefill, where the model has Mamba layers: that of vLLM's
+cache configuration. It is the smallest of the groups', but for servers on CPUs, which set it anew. int, {token}
+"""
 HASH_BLOCK_SIZE = "vllm.kv_cache.hash_block_size"
 """Distance of the positions that have a key. int, {token}"""
 HIT_ALIGNMENT = "vllm.kv_cache.hit_alignment"

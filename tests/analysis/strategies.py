@@ -68,6 +68,8 @@ def engines(
     return {
         "block_size": block,
         "prefix_match_unit": unit,
+        # vLLM on CPUs ends chunks on multiples of 128, whatever the groups' blocks are.
+        "split_block_size": draw(st.sampled_from([None, None, None, max(1, block // 4), 2 * block, 16])),
         "prefix_cache_retention_interval": "default" if layout == "full" else retention,
         "max_num_batched_tokens": budget,
         # Small pools evict and preempt; the smallest still holds one prompt.

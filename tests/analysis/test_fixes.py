@@ -242,3 +242,32 @@ def test_where_no_interval_for_all_fits_the_pool_the_worst_loss_is_ended(lab: La
     roomy = {**two_prompts(0, 400, replicas=1), "requests": requests}
     finding = finding_of("shifted-boundary", analyzed(lab[OLD], roomy, tmp_path / "roomy.jsonl"))
     assert (advised(finding.fix), finding.tokens_regained) == (1600, None)
+
+
+@pytest.mark.parametrize(
+    ("split", "budget", "advised"),
+    [
+        # Chunks end at 2,048 and at the last multiple of 128; at 1,920 with a limit of as much.
+        (128, 2048, 1920),
+        # Cut on the groups' own block, nothing is to be advised: 1,920 is where it ends.
+        (None, 2048, None),
+    ],
+)
+def test_the_budget_that_is_advised_ends_a_chunk_there(
+    lab: Labs, tmp_path: Path, split: int | None, budget: int, advised: int | None
+) -> None:
+    """With the limit on batched tokens that the fix names, the first repeat hits."""
+    settings = {
+        "block_size": 640,
+        "split_block_size": split,
+        "prefix_cache_retention_interval": 0,
+        "max_num_batched_tokens": budget,
+    }
+    case = scenario([request("a", ("doc", 2500), times=2)], HYBRID, **settings)
+    worst = analyzed(lab["0.32.0"], case, tmp_path / "before.jsonl")
+    fixes = [each.fix for each in worst.findings if each.rule == "not-materialized"]
+    found = re.search(r"--max-num-batched-tokens (\d+)", fixes[0]) if fixes else None
+    assert (int(found[1]) if found else None) == advised, fixes
+    engine = {**case["engine"], "max_num_batched_tokens": advised or budget}
+    after = analyzed(lab["0.32.0"], {**case, "engine": engine}, tmp_path / "after.jsonl")
+    assert [each.hit_tokens for each in after.lookups] == [0, 1920]

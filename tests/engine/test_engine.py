@@ -12,8 +12,10 @@ from signals.spans import Span, read
 from vllm_versions import ENGINES, lane_folder
 
 from analyzers.analysis import analyze
+from analyzers.experiments.worksheet import worksheet
 from analyzers.model import Analysis
 from analyzers.readers import open_capture
+from analyzers.settings import read_settings
 from analyzers.vllm_lab.model import write_model
 from otel_cache.semconv import names
 
@@ -78,6 +80,17 @@ def test_the_second_send_is_explained(served: Served) -> None:
     assert "2,944" in second.cause
     (sequence,) = served.analysis.sequences
     assert (sequence.pattern, sequence.shape) == ("miss-miss-hit", "identical")
+
+
+def test_chunks_are_cut_as_the_settings_say(served: Served) -> None:
+    """On CPUs on multiples of 128: what a prompt leaves is computed with that, and no budget is said to do already."""
+    (attributes,) = served.analysis.replicas.values()
+    settings = read_settings(attributes, "the replica")
+    assert (settings.split_block, {group.block_size for group in settings.groups}) == (128, {640})
+    assert list(worksheet(settings, 3000).hits) == served.cached[1:]
+    (finding,) = (each for each in served.analysis.findings if each.rule == "not-materialized")
+    assert "already" not in finding.fix
+    assert "multiples of 128" in finding.fix
 
 
 def test_requests(served: Served) -> None:

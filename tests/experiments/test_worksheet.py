@@ -149,6 +149,7 @@ def fine_engines(draw: st.DrawFn, checkpoint: bool) -> tuple[dict[str, Any], int
     more = draw(st.sampled_from([-unit, -5, -1, 0, 1, unit, unit + 1]) | st.integers(-block, block))
     return {
         "prefix_match_unit": unit,
+        "split_block_size": draw(st.sampled_from([None, None, unit, block])),
         "prefix_cache_retention_interval": draw(st.sampled_from([0, "default", "dense", block, 3 * block])),
         "max_num_batched_tokens": draw(st.sampled_from([1, 2, 3, 5])) * block
         + draw(st.sampled_from([0, unit, block // 3])),
@@ -181,7 +182,7 @@ def test_hits_inside_blocks(bare_lab: Labs, version: str) -> None:
 
 ENGINES: list[dict[str, Any]] = [
     {"groups": HYBRID, "block_size": 1600, "speculative": MTP},
-    {"groups": HYBRID, "block_size": 64, "prefix_match_unit": 16},
+    {"groups": HYBRID, "block_size": 64, "prefix_match_unit": 16, "split_block_size": 128},
     {"groups": HYBRID, "block_size": 64, "prefix_match_unit": 16, "speculative": MTP},
     {"groups": [{"kind": "full_attention"}], "speculative": {"method": "ngram"}},
     {
@@ -213,8 +214,8 @@ def test_settings_are_what_vllm_makes_of_them(lab: Labs, tmp_path: Path, version
         (life,) = open_capture([out]).lives
         said = read_settings(life.attributes, "the replica")
         ours = configured(checked(engine, "engine", 300), said.version)
-        for name in ("groups", "order", "alignment", "hash_block", "scheduler_block", "lookahead", "partial_hits",
-                     "block_beyond", "retention", "max_batched_tokens", "speculative_tokens",
+        for name in ("groups", "order", "alignment", "hash_block", "scheduler_block", "split_block", "lookahead",
+                     "partial_hits", "block_beyond", "retention", "max_batched_tokens", "speculative_tokens",
                      "shared_prefix_checkpoint"):  # fmt: skip
             assert getattr(ours, name) == getattr(said, name), (engine, name)
 
