@@ -19,6 +19,7 @@ from otel_cache.faults import swallow
 from otel_cache.fingerprints import Printer
 from otel_cache.keys import key_id, load_key
 from otel_cache.package import VERSION
+from otel_cache.pipeline.destination import describe_destination
 from otel_cache.pipeline.sender import Pipeline
 
 _logger = logging.getLogger("vllm.otel_cache")
@@ -119,10 +120,10 @@ def install(config: Config | None = None) -> list[str]:
         atexit.register(pipeline.close)
         _pipeline = pipeline
     version = vllm_version()
-    if is_tested(version):
-        _logger.info("otel-cache %s: traces the prefix cache of vLLM %s", VERSION, version)
-    else:
+    if not is_tested(version):
         _logger.warning("otel-cache: vLLM %s is untested; its methods passed the probes and are patched", version)
+    where = describe_destination(settings)
+    _logger.info("otel-cache %s: traces the prefix cache of vLLM %s; %s", VERSION, version, where)
     return installed()
 
 

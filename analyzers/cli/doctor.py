@@ -23,26 +23,32 @@ def command(vllm: Path | None, form: str) -> None:
     Run it as vLLM is run: in the same Python, with the same environment variables. It imports vLLM in a process of
     its own, asks a running sidecar, and sends an empty request to the collector: the one that the environment names,
     or that the running sidecar exports to. Where neither does, it is a warning that none answers at OTLP's default
-    endpoint. One line per check: ok, warning or problem, and what to do. Exit code 1 where there is a problem.
+    endpoint. One line per check: ok, warning or problem, and what to do; the last one says whether a vLLM that is
+    started here would be traced. Exit code 1 where there is a problem.
 
     \b
     Example:
         otel-cache doctor
         otel-cache doctor --vllm .lanes/0.33.0 --format json
     """
-    from analyzers.doctor.checks import PROBLEM, WARNING
+    from analyzers.doctor.checks import PROBLEM, WARNING, verdict
     from analyzers.doctor.examine import examine
 
     checks = list(examine(vllm))
     problems, warnings = (sum(check.level == level for check in checks) for level in (PROBLEM, WARNING))
     if form == "json":
-        found = {"problems": problems, "warnings": warnings, "checks": [vars(check) for check in checks]}
+        found = {
+            "traced": not any(check.untraced for check in checks),
+            "problems": problems,
+            "warnings": warnings,
+            "checks": [vars(check) for check in checks],
+        }
         click.echo(json.dumps(found, indent=2))
     else:
         for check in checks:
             todo = f" -> {check.todo}" if check.todo else ""
             click.echo(printable(f"{check.level:<8} {check.name}: {check.says}{todo}"))
-        click.echo(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}")
+        click.echo(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}: {verdict(checks)}")
     if problems:
         sys.exit(1)
 

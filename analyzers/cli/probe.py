@@ -114,10 +114,10 @@ def _spans(path: str | None, port: int | None) -> "Iterator[Spans | None]":
     if path is None and port is None:
         yield None
         return
-    from analyzers.probe.spans import Spans
+    from analyzers.probe.spans import NamedSpans, Spans
 
     if path is not None:
-        yield Spans(Path(path), path)
+        yield NamedSpans(Path(path), path)
         return
     from analyzers.probe.receiver import Receiver
 

@@ -1,6 +1,6 @@
 """What a check finds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 OK = "ok"
@@ -17,6 +17,7 @@ class Check:
         level: `OK`, `WARNING` (it works, or may, and there is something to know), or `PROBLEM` (it does not work).
         says: what was found.
         todo: what to do about it, empty where there is nothing to do.
+        untraced: because of it a vLLM that is started here is not traced at all.
 
     """
 
@@ -24,6 +25,7 @@ class Check:
     level: str
     says: str
     todo: str = ""
+    untraced: bool = False
 
 
 def ok(name: str, says: str, todo: str = "") -> Check:
@@ -31,14 +33,23 @@ def ok(name: str, says: str, todo: str = "") -> Check:
     return Check(name, OK, says, todo)
 
 
-def warning(name: str, says: str, todo: str = "") -> Check:
+def warning(name: str, says: str, todo: str = "", *, untraced: bool = False) -> Check:
     """Return a finding that is worth to know."""
-    return Check(name, WARNING, says, todo)
+    return Check(name, WARNING, says, todo, untraced)
 
 
-def problem(name: str, says: str, todo: str) -> Check:
+def problem(name: str, says: str, todo: str, *, untraced: bool = False) -> Check:
     """Return a finding that keeps traces from being made or from arriving."""
-    return Check(name, PROBLEM, says, todo)
+    return Check(name, PROBLEM, says, todo, untraced)
+
+
+def verdict(checks: Sequence[Check]) -> str:
+    """Return in words whether a vLLM that is started in this environment would be traced."""
+    if why := [check.name for check in checks if check.untraced]:
+        return f"vLLM started in this environment would not be traced (see {', '.join(why)})"
+    wrong = [check.name for check in checks if check.level == PROBLEM]
+    but = f", but not all is well (see {', '.join(wrong)})" if wrong else ""
+    return f"vLLM started in this environment would be traced{but}"
 
 
 def guarded(name: str, find: Callable[[], Check]) -> Check:

@@ -39,13 +39,17 @@ def _versions() -> Check:
 
 def _enabled(environ: Mapping[str, str]) -> Check:
     if (variable := forbidden_by(environ)) is not None:
-        return problem("enabled", f"{variable}={environ[variable]} keeps the plugin off", f"unset {variable}")
+        says = f"{variable}={environ[variable]} keeps the plugin off"
+        return problem("enabled", says, f"unset {variable}", untraced=True)
     value = environ.get(ENABLED)
     if is_true(value):
         return ok("enabled", f"{ENABLED}={value}")
-    says = f"{ENABLED}={value} keeps the plugin off" if value else f"off: {ENABLED} is not set in this environment"
-    ways = f"set {ENABLED}=true, or start vLLM with `otel-cache run --` or `opentelemetry-instrument`"
-    return problem("enabled", says, f"unset it or set it to true: {ways}") if value else warning("enabled", says, ways)
+    ways = f"set {ENABLED}=true, or start vLLM with `otel-cache run --`"
+    if not value:
+        says = f"off: {ENABLED} is not set in this environment"
+        return warning("enabled", says, f"{ways} or `opentelemetry-instrument`", untraced=True)
+    todo = f"{ways}, or unset it and start vLLM with `opentelemetry-instrument`"
+    return problem("enabled", f"{ENABLED}={value} keeps the plugin off", todo, untraced=True)
 
 
 def _plugins(environ: Mapping[str, str]) -> Check:
@@ -55,7 +59,7 @@ def _plugins(environ: Mapping[str, str]) -> Check:
     if admits_plugin(value):
         return ok(PLUGINS, f"{value} admits {PLUGIN}")
     says = f"{value!r} shuts {PLUGIN} out: vLLM does not load it"
-    return problem(PLUGINS, says, f"set {PLUGINS}={with_plugin(value)}")
+    return problem(PLUGINS, says, f"set {PLUGINS}={with_plugin(value)}", untraced=True)
 
 
 def _disabled_hooks(environ: Mapping[str, str], hooks: Collection[str]) -> Iterator[Check]:

@@ -22,7 +22,7 @@ def check_key(environ: Mapping[str, str]) -> Check:
         try:
             identifier = _identifier(config)
         except UsageError as error:
-            return problem(NAME, str(error), f"write a key into it, or unset {FINGERPRINT_KEY_FILE}")
+            return problem(NAME, str(error), f"write a key into it, or unset {FINGERPRINT_KEY_FILE}", untraced=True)
         text = f"from {config.fingerprint_key_file}, key id {identifier}"
         return _private(Path(config.fingerprint_key_file), text)
     return _host_key()

@@ -70,17 +70,18 @@ def look(folder: Path | None) -> Found:
 
 
 def check_vllm(found: Found) -> Iterator[Check]:
-    """Yield what is to be said of a vLLM, a line per hook included."""
+    """Yield what is to be said of a vLLM, with a line for each method that is not as expected."""
     if not found.installed:
         todo = "install otel-cache into the environment that vLLM runs in, or name a folder with --vllm DIR"
-        yield problem("vllm", "not installed in this Python", todo)
+        yield problem("vllm", "not installed in this Python", todo, untraced=True)
         return
     yield _version(found)
     if found.plugin:
         yield ok("plugin", "its entry point is visible to this Python")
     else:
-        yield problem("plugin", "vLLM cannot find its entry point in this Python", "pip install otel-cache, into it")
-    yield from map(_hook, found.verdicts)
+        says = "vLLM cannot find its entry point in this Python"
+        yield problem("plugin", says, "pip install otel-cache, into it", untraced=True)
+    yield from (_hook(verdict) for verdict in found.verdicts if verdict.problem)
     if found.verdicts:
         yield _patch(found)
 
@@ -89,7 +90,8 @@ def _version(found: Found) -> Check:
     folder = Path(found.origin).parent
     if found.error:
         todo = "repair this installation of vLLM, or name another one with --vllm DIR"
-        return problem("vllm", f"{found.version or 'vLLM'} in {folder} cannot be looked at: {found.error}", todo)
+        says = f"{found.version or 'vLLM'} in {folder} cannot be looked at: {found.error}"
+        return problem("vllm", says, todo, untraced=True)
     if found.tested:
         return ok("vllm", f"{found.version}, tested ({folder})")
     says = f"{found.version}, untested: the probes below decide ({folder})"
@@ -97,9 +99,8 @@ def _version(found: Found) -> Check:
 
 
 def _hook(verdict: Verdict) -> Check:
-    name = f"hook {verdict.hook}"
-    if not verdict.problem:
-        return ok(name, f"{verdict.method} can be patched")
+    # A hook may have several methods: the name alone does not tell which is meant.
+    name = f"hook {verdict.hook} ({verdict.method})"
     if not verdict.required:
         return ok(name, f"left out: {verdict.problem}")
     return problem(name, verdict.problem, "use a vLLM that is tested, or a newer otel-cache")
@@ -109,6 +110,6 @@ def _patch(found: Found) -> Check:
     missing = [verdict for verdict in found.verdicts if verdict.required and verdict.problem]
     if missing:
         says = f"vLLM would be left as it is: {len(missing)} of the methods that are needed are not as expected"
-        return problem("patch", says, "see the hooks above")
+        return problem("patch", says, "see the hooks above", untraced=True)
     count = sum(not verdict.problem for verdict in found.verdicts)
-    return ok("patch", f"vLLM would be patched: {count} of {len(found.verdicts)} hooks")
+    return ok("patch", f"this vLLM can be patched: {count} of {len(found.verdicts)} methods are as expected")

@@ -20,6 +20,7 @@ TIMEOUT = "OTEL_EXPORTER_OTLP_TIMEOUT"
 
 def check_sidecar(environ: Mapping[str, str]) -> tuple[Check, Status | None]:
     """Return what is to be said of the sidecar, and how it is, where one answers."""
+    from otel_cache.pipeline.destination import compare
     from otel_cache.sidecar.launch import default_socket, is_listening
 
     named = read_config(environ).socket
@@ -36,10 +37,10 @@ def check_sidecar(environ: Mapping[str, str]) -> tuple[Check, Status | None]:
         status = query_status(path)
     except UsageError as error:
         return problem("sidecar", str(error), "end what listens there; the versions may be too far apart"), None
-    return _sidecar(path, status), status
+    return _sidecar(path, status, compare(read_config(environ), status)), status
 
 
-def _sidecar(path: str, status: Status) -> Check:
+def _sidecar(path: str, status: Status, difference: str) -> Check:
     text = f"version {status.version}, process {status.pid}, listens on {path}; {status.processes} processes connected"
     lost = {
         "records never arrived": status.missing,
@@ -54,6 +55,9 @@ def _sidecar(path: str, status: Status) -> Check:
         return warning("sidecar", f"{text}; {said}", "run: otel-cache sidecar --status")
     if status.version != VERSION:
         return warning("sidecar", f"{text}; this is {VERSION}", "restart it, so that both are of one version")
+    if difference:
+        todo = f"end what uses it: it leaves 10 seconds later; or name a socket of its own in {SOCKET}"
+        return warning("sidecar", f"{text}; it {difference}", todo)
     return ok("sidecar", text)
 
 

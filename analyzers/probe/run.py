@@ -62,9 +62,11 @@ def probe(request: Request, progress: Callable[[str], None]) -> Report:
 
     Raises:
         ProbeError: a server is down, slow, busy, or lacks what the probe needs.
-        UsageError: a URL, a length or a port that cannot be right.
+        UsageError: a URL, a length, a port or a file of spans that cannot be right.
 
     """
+    if request.spans is not None:
+        request.spans.check()
     salt = secrets.token_hex(8)
     draw = random.Random(salt)
     servers = {role: Server(url, request.api_key, request.timeout) for role, url in request.urls.items()}
@@ -139,6 +141,7 @@ def _sizes(
             if not settings.prefix_caching:
                 return plan.sizes(None, "spans", wanted, limit)
             return plan.sizes(settings.alignment, "spans", wanted, limit, settings.lookahead)
+        request.spans.check_begun()
         main.notes.append(
             f"no span of the probe's requests came to {request.spans.label}: is the plugin on in the server, and does "
             "its sidecar write or export there?"

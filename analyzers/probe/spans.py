@@ -11,12 +11,14 @@ from analyzers.choice import Choice
 from analyzers.model import Analysis, Capture
 from analyzers.probe.model import Observation
 from analyzers.readers import open_capture
+from analyzers.readers.sources import PART_SUFFIX, looks_like_capture
 from analyzers.settings import Settings, read_settings
-from otel_cache.errors import CaptureError
+from otel_cache.errors import CaptureError, UsageError
 
 WAIT_SECONDS = 15.0
 """How long spans may be on their way: the sidecar sends batches each second."""
 PAUSE_SECONDS = 0.25
+PARQUET_SUFFIX = ".parquet"
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Joined:
 
 
 class Spans:
-    """The spans that a sidecar writes to the file `path`, or that the probe's own receiver does."""
+    """The spans that the probe's own receiver writes to the file `path`."""
 
     def __init__(self, path: Path, label: str) -> None:
         """Read nothing yet: the file may still have to come. `label` is what the user calls it."""
@@ -62,6 +64,12 @@ class Spans:
                 return capture
             # A long file is not read without a break.
             time.sleep(max(PAUSE_SECONDS, time.monotonic() - begin))
+
+    def check(self) -> None:
+        """Let the probe begin: spans may come."""
+
+    def check_begun(self) -> None:
+        """Let the probe go on after its first request."""
 
     def settings(self, trace_id: str, request_id: str) -> Settings | None:
         """Return the settings of the replica that took a request; None where no span of it comes."""
@@ -98,6 +106,50 @@ class Spans:
         except CaptureError:
             # Nothing of ours is in it yet.
             return None
+
+
+class NamedSpans(Spans):
+    """The spans that a sidecar writes to a file that the user named: a wrong name is told before much is sent."""
+
+    def check(self) -> None:
+        """Let the probe begin where spans may come; the sidecar may still have to make the file, not its folder.
+
+        Raises:
+            UsageError: none can come there.
+
+        """
+        part = Path(f"{self.label}{PART_SUFFIX}")
+        if self.path.suffix == PARQUET_SUFFIX and not self.path.is_dir():
+            raise UsageError(
+                f"--spans {self.label}: the sidecar makes a Parquet file when it ends; until then spans are in {part}: "
+                "give that"
+            )
+        if self.path.is_dir():
+            return
+        if not self.path.exists():
+            folder = self.path.absolute().parent
+            if not folder.is_dir():
+                raise UsageError(f"--spans {self.label}: there is no folder {folder}")
+            return
+        try:
+            sound = not self.path.is_file() or not self.path.stat().st_size or looks_like_capture(self.path)
+        except (OSError, CaptureError) as error:
+            raise UsageError(f"--spans {self.label}: cannot be read ({error})") from error
+        if not sound:
+            raise UsageError(f"--spans {self.label}: holds no spans; give the file that the server's sidecar writes to")
+
+    def check_begun(self) -> None:
+        """Let the probe go on after its first request, by which the sidecar has made the file.
+
+        Raises:
+            UsageError: it is not there.
+
+        """
+        if not self.path.exists():
+            raise UsageError(
+                f"--spans {self.label}: no such file, and the probe's first request did not make it come; give the "
+                "file that the server's sidecar writes to, or leave --spans out"
+            )
 
 
 def _when(capture: Capture, requests: Collection[tuple[int, str]]) -> Choice:

@@ -15,6 +15,8 @@ from otel_cache.errors import CaptureError
 STDIN = "-"
 LOCAL = "file://"
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+PART_SUFFIX = ".part.jsonl"
+"""Of the file beside a Parquet file in which the sidecar keeps its spans until it ends."""
 LINE_SUFFIXES = (".jsonl", ".ndjson")
 HEAD_BYTES = 64
 NAMES_SHOWN = 3
@@ -117,7 +119,24 @@ def _resolve(text: str, tally: Tally) -> Iterator[Source]:
             else:
                 yield Source(match, Path(match))
     else:
-        raise CaptureError(f"{text}: no such file or folder; give the file that the sidecar or a collector wrote")
+        raise CaptureError(f"{text}: no such file or folder; {_instead(path)}")
+
+
+def _instead(path: Path) -> str:
+    """Return what to give in place of `path`, which is not there: captures beside it of the same name and more.
+
+    Such are the part file of a Parquet file that is still written, and a file that was compressed.
+    """
+    try:
+        beside = [each for each in sorted(path.parent.iterdir()) if each.name.startswith(f"{path.name}.")]
+        found = [each for each in beside if each.is_file() and looks_like_capture(each)]
+    except (OSError, CaptureError):
+        found = []
+    if not found:
+        return "give the file that the sidecar or a collector wrote"
+    if [each.name for each in found] == [path.name + PART_SUFFIX]:
+        return f"the sidecar makes it when it ends; until then give {found[0]}"
+    return f"beside it {'is' if len(found) == 1 else 'are'} {', '.join(map(str, found[:NAMES_SHOWN]))}"
 
 
 def _rotated(path: Path) -> list[Source]:
@@ -145,7 +164,7 @@ def _walk(folder: Path, tally: Tally) -> Iterator[Source]:
             path = Path(parent, name)
             if name.startswith(".") or not path.is_file():
                 continue
-            if _looks_like_capture(path):
+            if looks_like_capture(path):
                 found = True
                 yield Source(str(path), path, found=True)
             else:
@@ -165,7 +184,13 @@ def _raise_unreadable(error: OSError) -> None:
     raise CaptureError(f"{error.filename}: cannot be read ({error.strerror})") from error
 
 
-def _looks_like_capture(path: Path) -> bool:
+def looks_like_capture(path: Path) -> bool:
+    """Return whether the file `path` is a capture, by its first bytes and its name; an empty one is none.
+
+    Raises:
+        CaptureError: it cannot be read.
+
+    """
     try:
         with path.open("rb") as stream:
             head = stream.read(HEAD_BYTES)

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from otel_cache.config import OUT, Config
+from otel_cache.config import Config
 from otel_cache.errors import OtelCacheError, RecordError
 from otel_cache.faults import swallow
 from otel_cache.package import VERSION
+from otel_cache.pipeline.destination import find_difference
 from otel_cache.pipeline.gate import Gate
 from otel_cache.pipeline.ring import Ring
 from otel_cache.records import (
@@ -230,16 +231,10 @@ class Sender:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             path = self._config.socket
+            started = False
             if path is None:
                 path = default_socket()
                 started = ensure_daemon(path, self._config.out)
-                if not started and not self._introduced and self._config.out:
-                    _logger.info(
-                        "otel-cache: a sidecar listens on %s already and writes where it was told to; "
-                        "%s of this process names a file for one that it starts itself",
-                        path,
-                        OUT,
-                    )
             connection.settimeout(SEND_TIMEOUT_SECONDS)
             connection.connect(path)
             connection.sendall(self._hello())
@@ -249,6 +244,9 @@ class Sender:
                 connection.sendall(encode_frame(Batch(self._ring.dropped, known)))
             if self._introduced:
                 self._reconnected()
+            elif not started and self._replicas:
+                # The workers' spans go where their replica's do: it speaks for them.
+                self._compare(path)
             self._introduced = True
         except (OSError, OtelCacheError) as error:
             connection.close()
@@ -256,6 +254,15 @@ class Sender:
             return False
         self._socket = connection
         return True
+
+    def _compare(self, path: str) -> None:
+        if difference := find_difference(self._config, path):
+            _logger.warning(
+                "otel-cache: the sidecar on %s was there before and %s: what the environment of this process names is "
+                "for one that it starts itself",
+                path,
+                difference,
+            )
 
     def _hello(self) -> bytes:
         one = self._progress

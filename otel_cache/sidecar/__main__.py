@@ -19,7 +19,9 @@ class _Once(logging.Filter):
         self._seen: set[tuple[str, object]] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether this message is the first of its kind."""
+        """Return whether this message is the first of its kind, or says that it is none of a kind."""
+        if hasattr(record, "each_time"):
+            return True
         kind = (record.name, record.msg)
         if kind in self._seen:
             return False

@@ -65,6 +65,12 @@ class Backlog:
         return self._spool.torn if self._spool is not None else 0
 
     @property
+    def place(self) -> str:
+        """Where spans wait while the collector is away, and how much of them at the most, in words."""
+        where, limit = ("memory", self._limit) if self._spool is None else (self._spool.folder, self._spool.limit)
+        return f"in {where}, at most {limit / (1 << 20):.4g} MiB"
+
+    @property
     def standing(self) -> Standing:
         """What became of all spans up to now."""
         with self.changed:

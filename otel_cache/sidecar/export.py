@@ -34,6 +34,10 @@ BATCH_SECONDS = 1.0
 PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 5.0
 CLOSE_SECONDS = 10.0
+SAY_SECONDS = 60.0
+"""That the collector is away is said at most this often: one that is overloaded comes and goes."""
+EACH_TIME = "each_time"
+"""Attribute of a log record that is no repetition, though it reads like one."""
 
 
 class ExportQueue:
@@ -58,6 +62,8 @@ class ExportQueue:
         self._told = 0
         self._deadline: float | None = None
         self._away = False
+        self._said_away = False
+        self._next_say = 0.0
         self._thread = threading.Thread(target=self._run, name="otel-cache-export", daemon=True)
         self._thread.start()
 
@@ -136,11 +142,13 @@ class ExportQueue:
                 self._note(answer.error)
                 self._away = True
                 self._backlog.keep()
+                self._say_away(answer.error)
                 self._wait(pause)
                 pause = min(pause * 2, MAX_PAUSE_SECONDS)
                 continue
             self._away = False
             pause = PAUSE_SECONDS
+            self._say_back()
             if answer.outcome is Outcome.SENT:
                 self.succeeded = time.time_ns()
                 self._backlog.sent(answer.rejected)
@@ -164,6 +172,25 @@ class ExportQueue:
         with self._backlog.changed:
             while self._deadline is None and (left := until - time.monotonic()) > 0:
                 self._backlog.changed.wait(left)
+
+    def _say_away(self, error: str) -> None:
+        now = time.monotonic()
+        # At its end the sidecar says itself what becomes of what waits.
+        if self._said_away or self._deadline is not None or now < self._next_say:
+            return
+        self._said_away, self._next_say = True, now + SAY_SECONDS
+        _logger.warning(
+            "the collector takes no spans (%s): they are kept %s, and sent when it takes them again",
+            error,
+            self._backlog.place,
+            extra={EACH_TIME: True},
+        )
+
+    def _say_back(self) -> None:
+        if self._said_away:
+            self._said_away = False
+            waiting = self._backlog.standing.waiting
+            _logger.warning("the collector answers again: %d spans wait to be sent", waiting, extra={EACH_TIME: True})
 
     def _note(self, error: str) -> None:
         self.failed = time.time_ns()

@@ -62,6 +62,20 @@ def wants_export(endpoint: str | None, out: str | None) -> bool:
     return bool(os.environ.get(TRACES_ENDPOINT) or os.environ.get(ENDPOINT) or not out)
 
 
+def exports_to(endpoint: str | None, out: str | None) -> str:
+    """Return where a sidecar with these options exports to by the environment, empty for nowhere; makes no exporter."""
+    return _named(endpoint) if wants_export(endpoint, out) else ""
+
+
+def _named(endpoint: str | None) -> str:
+    default = "localhost:4318" if _protocol() == "http/protobuf" else "localhost:4317"
+    return endpoint or os.environ.get(TRACES_ENDPOINT) or os.environ.get(ENDPOINT) or default
+
+
+def _protocol() -> str:
+    return (os.environ.get(TRACES_PROTOCOL) or os.environ.get(PROTOCOL) or "grpc").strip().lower()
+
+
 def make_exporter(endpoint: str | None) -> tuple[Exporter, str]:
     """Return the exporter that the environment asks for, and where it exports to.
 
@@ -71,17 +85,17 @@ def make_exporter(endpoint: str | None) -> tuple[Exporter, str]:
         UsageError: the protocol is not known, or a variable has an impossible value.
 
     """
-    protocol = (os.environ.get(TRACES_PROTOCOL) or os.environ.get(PROTOCOL) or "grpc").strip().lower()
-    named = endpoint or os.environ.get(TRACES_ENDPOINT) or os.environ.get(ENDPOINT)
+    protocol = _protocol()
+    named = _named(endpoint)
     if endpoint is not None:
         endpoint = _checked(endpoint)
     try:
         if protocol == "grpc":
-            return _make_grpc(endpoint), named or "localhost:4317"
+            return _make_grpc(endpoint), named
         if protocol == "http/protobuf":
             if endpoint and endpoint.rstrip("/").count("/") == 2:
                 endpoint = endpoint.rstrip("/") + HTTP_PATH
-            return _make_http(endpoint), named or "localhost:4318"
+            return _make_http(endpoint), named
     except (ValueError, OSError) as error:
         raise UsageError(f"the OTLP exporter cannot be set up: {error}") from error
     raise UsageError(f"{PROTOCOL}={protocol}: only grpc and http/protobuf can be exported to")

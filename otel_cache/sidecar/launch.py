@@ -65,7 +65,8 @@ def start_child(socket: str, out: str | None = None, endpoint: str | None = None
     """Start a sidecar in a session of its own, and return when it listens on `socket`.
 
     It leaves by itself, once nothing is connected, should this process die without stopping it. How many spans are in
-    the file it says at its end, unless it is `silent`: then it tells whoever stops it.
+    the file it says at its end, unless it is `silent`: then it tells whoever stops it, and says nothing of none having
+    connected.
 
     Raises:
         UsageError: it did not come up; it has said why on stderr.

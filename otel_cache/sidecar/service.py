@@ -218,7 +218,8 @@ def serve(options: Options) -> bool:
         if notes is None:
             receiver.drain(DRAIN_SECONDS)
             notes = outputs.close()
-    if not processes.heard:
+    # Whoever started it silently knows better why none came.
+    if not processes.heard and options.written_fd is None:
         notes.append("no vLLM process connected (is otel-cache installed in its environment?)")
     _report(notes, receiver, processes)
     return outputs.file is None or not outputs.file.lost

@@ -107,6 +107,11 @@ class Spool:
         return sum(segment.size for segment in self._segments)
 
     @property
+    def limit(self) -> int:
+        """Bytes that it holds at most."""
+        return self._limit
+
+    @property
     def folder(self) -> str:
         """Where the files of this sidecar are."""
         return str(self._own or self._root)

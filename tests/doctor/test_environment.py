@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzers.doctor.checks import OK, PROBLEM, WARNING, Check
+from analyzers.doctor.checks import OK, PROBLEM, WARNING, Check, problem, verdict, warning
 from analyzers.doctor.context import check_context
 from analyzers.doctor.environment import check_environment
 from analyzers.doctor.key import check_key
@@ -32,14 +32,25 @@ def found(name: str, environ: dict[str, str]) -> list[Check]:
     ("environ", "level", "says", "todo"),
     [
         ({ENABLED: "true"}, OK, f"{ENABLED}=true", ""),
-        ({}, WARNING, "is not set in this environment", "opentelemetry-instrument"),
-        ({ENABLED: "no"}, PROBLEM, "ENABLED=no keeps the plugin off", "set it to true"),
+        (
+            {},
+            WARNING,
+            "is not set in this environment",
+            f"set {ENABLED}=true, or start vLLM with `otel-cache run --` or `opentelemetry-instrument`",
+        ),
+        (
+            {ENABLED: "no"},
+            PROBLEM,
+            "ENABLED=no keeps the plugin off",
+            f"set {ENABLED}=true, or start vLLM with `otel-cache run --`, or unset it and start vLLM with "
+            "`opentelemetry-instrument`",
+        ),
         ({ENABLED: "true", "OTEL_SDK_DISABLED": "true"}, PROBLEM, "OTEL_SDK_DISABLED=true", "unset OTEL_SDK_DISABLED"),
         (
             {ENABLED: "true", "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "flask,vllm_cache"},
             PROBLEM,
             "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=flask,vllm_cache keeps",
-            "unset",
+            "unset OTEL_PYTHON_DISABLED_INSTRUMENTATIONS",
         ),
     ],
 )
@@ -48,7 +59,8 @@ def test_enabled(environ: dict[str, str], level: str, says: str, todo: str) -> N
     (check,) = found("enabled", environ)
     assert check.level == level
     assert says in check.says
-    assert todo in check.todo
+    assert check.todo == todo
+    assert check.untraced is (level != OK)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +75,7 @@ def test_enabled(environ: dict[str, str], level: str, says: str, todo: str) -> N
 def test_plugins(plugins: str | None, level: str, todo: str) -> None:
     """A list without our name, and an empty list, shut us out."""
     (check,) = found("VLLM_PLUGINS", {} if plugins is None else {"VLLM_PLUGINS": plugins})
-    assert (check.level, check.todo) == (level, todo)
+    assert (check.level, check.todo, check.untraced) == (level, todo, level != OK)
 
 
 def test_disabled_hooks() -> None:
@@ -202,18 +214,45 @@ def test_servers_without_tracing_are_named() -> None:
 
 
 def test_verdicts() -> None:
-    """A required method that is missing leaves vLLM unpatched; an optional one is left out."""
+    """A required method that is missing leaves vLLM unpatched; an optional one is left out; the others are counted."""
     verdicts = [
         Verdict("schedule", "Scheduler.schedule", True, ""),
         Verdict("partial_store", "BlockPool.cache_partial_block", False, "vLLM's BlockPool has no such method"),
     ]
     sound = list(check_vllm(Found(True, "/x/vllm/__init__.py", True, "0.32.0", True, verdicts)))
-    assert {check.level for check in sound} == {OK}
-    assert sound[-1].says == "vLLM would be patched: 1 of 2 hooks"
+    assert {(check.level, check.untraced) for check in sound} == {(OK, False)}
+    left_out = "hook partial_store (BlockPool.cache_partial_block)"
+    assert [check.name for check in sound] == ["vllm", "plugin", left_out, "patch"]
+    assert sound[-1].says == "this vLLM can be patched: 1 of 2 methods are as expected"
 
     verdicts[0] = Verdict("schedule", "Scheduler.schedule", True, "vLLM's Scheduler has no method schedule")
     broken = list(check_vllm(Found(True, "/x/vllm/__init__.py", False, "0.40.0", False, verdicts)))
     levels = {check.name: check.level for check in broken}
     assert levels["vllm"] == WARNING
-    assert (levels["plugin"], levels["hook schedule"], levels["patch"]) == (PROBLEM, PROBLEM, PROBLEM)
-    assert [check.level for check in check_vllm(Found(False))] == [PROBLEM]
+    hook = "hook schedule (Scheduler.schedule)"
+    assert (levels["plugin"], levels[hook], levels["patch"]) == (PROBLEM, PROBLEM, PROBLEM)
+    assert [check.name for check in broken if check.untraced] == ["plugin", "patch"]
+    for nothing in (Found(False), Found(True, "/x/vllm/__init__.py", True, error="ImportError: x")):
+        assert [check.level for check in check_vllm(nothing) if check.untraced] == [PROBLEM]
+
+
+@pytest.mark.parametrize(
+    ("checks", "says"),
+    [
+        ([], "would be traced"),
+        ([warning("spool", "tight")], "would be traced"),
+        ([warning("enabled", "off", untraced=True)], "would not be traced (see enabled)"),
+        (
+            [
+                warning("enabled", "off", untraced=True),
+                problem("vllm", "x", "y", untraced=True),
+                problem("file", "", ""),
+            ],
+            "would not be traced (see enabled, vllm)",
+        ),
+        ([problem("collector", "away", "start it")], "would be traced, but not all is well (see collector)"),
+    ],
+)
+def test_the_last_word(checks: list[Check], says: str) -> None:
+    """Whether vLLM would be traced, whatever the number of problems."""
+    assert verdict(checks) == f"vLLM started in this environment {says}"

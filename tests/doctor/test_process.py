@@ -71,10 +71,12 @@ def test_a_sound_environment(start: Any, socket_path: str, collector: Any, tmp_p
     assert {check["name"] for check in found["checks"] if check["level"] == "warning"} <= {CONTEXT}
     says = {check["name"]: check["says"] for check in found["checks"]}
     assert says["vllm"].startswith(f"{INSTALLED}, tested")
-    assert says["patch"].startswith("vLLM would be patched")
+    assert says["patch"].startswith("this vLLM can be patched")
     assert says["collector"] == f"{collector.endpoint} answers"
     assert socket_path in says["sidecar"]
-    assert {"hook schedule", "hook lookup", "hook store", "hook evict", "spool", CONTEXT} <= set(says)
+    assert {"spool", CONTEXT} <= set(says)
+    assert not [name for name in says if name.startswith("hook")]
+    assert found["traced"] is True
     assert len(collector.requests) == 1
 
 
@@ -84,10 +86,13 @@ def test_a_renamed_method_and_parameter(tmp_path: Path) -> None:
     done = doctor("--vllm", str(overlay), folder=tmp_path, **{ENABLED: "true", OUT: str(tmp_path / "spans.jsonl")})
     assert done.returncode == 1
     found = levels(done)
-    assert {name for name, level in found.items() if level == "problem"} == {"hook lookup", "hook store", "patch"}
-    assert "hook lookup: vLLM's KVCacheManager has no method get_computed_blocks -> " in done.stdout
-    assert "hook store: vLLM's BlockPool.cache_full_blocks has no parameter num_cached_blocks -> " in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("3 problems, ")
+    lookup, store = "hook lookup (KVCacheManager.get_computed_blocks)", "hook store (BlockPool.cache_full_blocks)"
+    assert {name for name, level in found.items() if level == "problem"} == {lookup, store, "patch"}
+    assert f"{lookup}: vLLM's KVCacheManager has no method get_computed_blocks -> " in done.stdout
+    assert f"{store}: vLLM's BlockPool.cache_full_blocks has no parameter num_cached_blocks -> " in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("3 problems, ")
+    assert last.endswith("would not be traced (see patch)")
 
     path = os.pathsep.join([str(overlay), str(PATCHED.parents[2])])
     loaded = subprocess.run(

@@ -15,6 +15,7 @@ from analyzers.doctor.ways import check_collector, check_sidecar
 from otel_cache.records import LENGTH
 
 SOCKET = "OTEL_PYTHON_VLLM_CACHE_SOCKET"
+OUT = "OTEL_PYTHON_VLLM_CACHE_OUT"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -60,6 +61,21 @@ def test_a_sidecar_with_losses(start: Any, socket_path: str, tmp_path: Any) -> N
     wait_until(lambda: status_of(socket_path).missing)
     check, _ = check_sidecar({SOCKET: socket_path})
     assert (check.level, "records never arrived" in check.says) == (WARNING, True)
+
+
+@pytest.mark.parametrize(
+    ("out", "level"),
+    [({}, OK), ({OUT: "spans.jsonl"}, OK), ({OUT: "other.jsonl"}, WARNING)],
+)
+def test_a_sidecar_that_writes_elsewhere(
+    start: Any, socket_path: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, out: dict[str, str], level: str
+) -> None:
+    """The file of the environment is for a sidecar that the plugin starts itself."""
+    monkeypatch.chdir(tmp_path)
+    start(tmp_path / "spans.jsonl")
+    check, _ = check_sidecar({SOCKET: socket_path, **out})
+    said = f"writes to {tmp_path / 'spans.jsonl'}, not to {tmp_path / 'other.jsonl'}" in check.says
+    assert (check.level, said) == (level, level == WARNING)
 
 
 def test_something_else_listens(tmp_path: Any) -> None:

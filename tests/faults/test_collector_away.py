@@ -14,7 +14,7 @@ PAUSE_SECONDS = 0.02
 
 
 @pytest.mark.timeout(300)
-def test_away_and_back(start, socket_path, folder, collector):
+def test_away_and_back(start, socket_path, folder, collector, capfd):
     out = folder / "out.jsonl"
     sidecar = start(out, collector.endpoint)
     peer = Peer(socket_path, hello())
@@ -47,6 +47,9 @@ def test_away_and_back(start, socket_path, folder, collector):
     assert arrived == written
     assert away.spans_spooled > 0
     assert "UNAVAILABLE" in away.export_error
+    said = capfd.readouterr().err
+    assert said.count("the collector takes no spans (UNAVAILABLE") == said.count("the collector answers again") == 1
+    assert f"kept in {folder}" in said
     assert len(arrived) - before > SECONDS * 100
     assert (status.spans_lost, status.spans_waiting) == (0, 0)
     assert not list(folder.rglob("*.spans"))

@@ -470,6 +470,9 @@ def test_options(run: Run, tmp_path: Path) -> None:
             (["--spans", "x", "--otlp-port", "0"], "--spans and --otlp-port: give one of them"),
             (["--output", str(tmp_path / "none" / "r")], "there is no folder"),
             (["--repeats", "1"], "--repeats"),
+            (["--spans", str(tmp_path / "none" / "spans.jsonl")], f"there is no folder {tmp_path / 'none'}"),
+            (["--spans", __file__], "holds no spans"),
+            (["--spans", str(tmp_path / "a.parquet")], f"until then spans are in {tmp_path / 'a.parquet.part.jsonl'}"),
         ):
             code, out, err = run(server.url, *words)
             assert (code, out) == (2, "")
@@ -486,10 +489,11 @@ def test_text_without_usage(run: Run) -> None:
 
 
 def test_no_spans_come(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is not there, or nothing comes to the port: the probe does without, and says so."""
+    """Nothing comes to the file, or to the port: the probe does without, and says so."""
     from analyzers.probe import spans
 
     monkeypatch.setattr(spans, "WAIT_SECONDS", 0.2)
+    (tmp_path / "none.jsonl").touch()
     with SmallServer(Small()) as server:
         words = (server.url, "--prompt-tokens", "200", "--repeats", "2", "--format", "json", "--block-size", "16")
         for more in (["--spans", str(tmp_path / "none.jsonl")], ["--otlp-port", "0"]):
@@ -501,3 +505,23 @@ def test_no_spans_come(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             notes = " ".join(report["servers"][0]["notes"])
             assert "no span of the probe's requests came to" in notes
             assert "without spans of otel-cache" in notes
+
+
+def test_a_file_that_does_not_come(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sidecar makes its file with the server's first request: where it is not there then, no more is sent."""
+    from analyzers.probe import spans
+
+    monkeypatch.setattr(spans, "WAIT_SECONDS", 0.2)
+    small, path = Small(), tmp_path / "spans.jsonl"
+    words = ("--spans", str(path), "--prompt-tokens", "200", "--repeats", "2", "--block-size", "16")
+    with SmallServer(small) as server:
+        assert f"--spans {path}: no such file" in run.error(server.url, *words)
+        assert len(small.bodies) <= 2
+        wait = spans.Spans.wait
+
+        def make(self: spans.Spans, names: Any) -> Any:
+            self.path.touch()
+            return wait(self, names)
+
+        monkeypatch.setattr(spans.Spans, "wait", make)
+        assert run(server.url, *words)[0] == 0

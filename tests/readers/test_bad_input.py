@@ -238,6 +238,23 @@ def test_what_cannot_be_read_at_all_is_one_sentence(tmp_path: Path) -> None:
     assert message_of(link).startswith(f"{link}: cannot be read")
 
 
+@pytest.mark.parametrize(
+    ("name", "beside", "says"),
+    [
+        ("a.parquet", ["a.parquet.part.jsonl"], "the sidecar makes it when it ends; until then give {0}"),
+        ("a.jsonl", ["a.jsonl.gz"], "beside it is {0}"),
+        ("a", ["a.jsonl", "a.parquet"], "beside it are {0}, {1}"),
+        ("a.jsonl", ["a.jsonl.txt", "ab.jsonl", "b.jsonl"], "give the file that the sidecar or a collector wrote"),
+    ],
+)
+def test_what_lies_beside_a_name_that_is_none_is_named(tmp_path: Path, name: str, beside: list[str], says: str) -> None:
+    contents = {"gz": gzip.compress(GOOD), "txt": b"notes", "parquet": b"PAR1"}
+    paths = [tmp_path / each for each in beside]
+    for path in paths:
+        path.write_bytes(contents.get(path.suffix[1:], GOOD))
+    assert message_of(tmp_path / name) == f"{tmp_path / name}: no such file or folder; {says.format(*paths)}"
+
+
 def test_a_capture_without_our_spans_says_what_was_read(tmp_path: Path) -> None:
     path = tmp_path / "other.jsonl"
     path.write_bytes(otlp.line({}, [{}, {}, {}], scope="fastapi") + b"junk\n")

@@ -5,7 +5,12 @@ import pytest
 
 from otel_cache.errors import UsageError
 from otel_cache.semconv import names
-from otel_cache.sidecar.exporters import Outcome, make_exporter, wants_export
+from otel_cache.sidecar import export
+from otel_cache.sidecar.__main__ import _Once
+from otel_cache.sidecar.backlog import Backlog
+from otel_cache.sidecar.export import ExportQueue
+from otel_cache.sidecar.exporters import Answer, Outcome, make_exporter, wants_export
+from otel_cache.sidecar.spool import Encoded, Spool
 
 from .support import SPANS, Peer, hello, parse_lines, read_lines, read_requests, status_of, wait_until, whole_request
 
@@ -208,3 +213,72 @@ def test_without_a_spool_a_collector_that_comes_back_gets_all(start, socket_path
     collector.start()
     wait_until(lambda: len(collector.spans) == SPANS)
     sidecar.stop()
+
+
+class Scripted:
+    """An exporter that gives these answers, one after the other, and then takes everything."""
+
+    def __init__(self, outcomes):
+        self.outcomes = list(outcomes)
+
+    def send(self, data, spans):
+        outcome = self.outcomes.pop(0) if self.outcomes else Outcome.SENT
+        return Answer(outcome, error="UNAVAILABLE: refused" if outcome is Outcome.AWAY else "")
+
+    def shutdown(self):
+        pass
+
+
+AWAY, SENT = Outcome.AWAY, Outcome.SENT
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "pause", "said"),
+    [
+        ([SENT, SENT], 0.0, []),
+        ([AWAY, AWAY, AWAY, SENT], 0.0, ["no spans", "again"]),
+        ([AWAY, Outcome.REFUSED], 0.0, ["no spans", "again"]),
+        ([AWAY, SENT, AWAY, AWAY, SENT], 0.0, ["no spans", "again", "no spans", "again"]),
+        # One that comes and goes is said once in a while.
+        ([AWAY, SENT, AWAY, SENT, AWAY, SENT], 60.0, ["no spans", "again"]),
+    ],
+)
+@pytest.mark.parametrize("spooled", [True, False])
+def test_that_the_collector_is_away_and_back_is_said_once(
+    tmp_path, monkeypatch, caplog, outcomes, pause, said, spooled
+):
+    monkeypatch.setattr(export, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(export, "SAY_SECONDS", pause)
+    once = _Once()
+    caplog.handler.addFilter(once)
+    backlog = Backlog(Spool(str(tmp_path), "http://x", 3 << 20) if spooled else None)
+    exporter = Scripted(outcomes)
+    for _ in range(4):
+        backlog.put(Encoded(b"x", 2))
+    queue = ExportQueue(exporter, backlog)
+    wait_until(lambda: not exporter.outcomes and not backlog.standing.waiting)
+    queue.close()
+    caplog.handler.removeFilter(once)
+
+    texts = [record.getMessage() for record in caplog.records if "refuses spans" not in record.getMessage()]
+    assert [next(word for word in ("no spans", "again") if word in text) for text in texts] == said
+    if said:
+        place = f"in {tmp_path}" if spooled else "in memory, at most 128 MiB"
+        assert f"takes no spans (UNAVAILABLE: refused): they are kept {place}" in texts[0]
+        assert "at most 3 MiB" in texts[0] or not spooled
+        assert "spans wait to be sent" in texts[1]
+
+
+def test_at_its_end_a_sidecar_says_what_it_keeps_and_not_that_it_will_be_sent(tmp_path, caplog):
+    class Ended(Scripted):
+        """An export that is ended by the shutdown."""
+
+        def send(self, data, spans):
+            queue._deadline = 0.0
+            return Answer(Outcome.AWAY, error="the export was ended")
+
+    backlog = Backlog(Spool(str(tmp_path), "http://x", 3 << 20))
+    queue = ExportQueue(Ended([]), backlog)
+    backlog.put(Encoded(b"x", 2))
+    queue._thread.join(10)
+    assert (backlog.standing.waiting, caplog.messages) == (2, [])
