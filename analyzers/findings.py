@@ -5,15 +5,16 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from analyzers import model
+from analyzers.changes import Fix
 from analyzers.fixes import (
     Case,
     fix_alignment,
     fix_cut,
     fix_evicted,
+    fix_key,
     fix_not_materialized,
     fix_routing,
     fix_shifted,
-    regained,
 )
 from analyzers.intervals import Pool, prompts_of
 from analyzers.model import Finding, LookupResult
@@ -27,7 +28,7 @@ _REASONS_OF = {
     model.NOT_MATERIALIZED: ("never_registered",),
 }
 
-Fix = Callable[[Case], str]
+Fixer = Callable[[Case], Fix]
 
 
 def findings(
@@ -78,9 +79,9 @@ def _reason_of(cls: str, reason: str) -> str:
 
 
 def _finding(case: Case, lookup: int, known: Mapping[int, Speed]) -> Finding:
-    rule, headline, fix = _RULES[case.cls]
+    rule, headline, fixer = _RULES[case.cls]
     if case.cls == model.ALIGNMENT and _main_reason(case.worst, case.cls) == "after_drop":
-        rule, headline, fix = _CUT
+        rule, headline, fixer = _CUT
     if case.cls == model.CHECKPOINT_EVICTED and _main_reason(case.worst, case.cls) == "prefix":
         headline = "the prefix was shortened by an eviction to where a group has no state"
     worst = case.worst
@@ -115,21 +116,23 @@ def _finding(case: Case, lookup: int, known: Mapping[int, Speed]) -> Finding:
     elif case.cls in (model.UNKNOWN, model.ALIGNMENT) and rule != _CUT[0]:
         severity = "info"
     seconds = total_seconds(tokens, known)
+    fix = fixer(case)
     return Finding(
-        rule, summary, evidence, fix(case), case.tokens, lookup, cause, severity, seconds, replicas, regained(case)
-    )
+        rule, summary, evidence, fix.says, case.tokens, lookup, cause, severity, seconds, replicas, fix.regained,
+        fix.change,
+    )  # fmt: skip
 
 
-def _constant(text: str) -> Fix:
-    return lambda case: text
+def _constant(says: str, regained: int | None = None) -> Fixer:
+    return lambda case: Fix(says, regained=regained)
 
 
-_CUT: tuple[str, str, Fix] = (
+_CUT: tuple[str, str, Fixer] = (
     "speculation-cuts-hits", "what speculation drops costs more than a block: the grid takes the rest",
     fix_cut,
 )  # fmt: skip
 
-_RULES: dict[str, tuple[str, str, Fix]] = {
+_RULES: dict[str, tuple[str, str, Fixer]] = {
     model.SHIFTED_BOUNDARY: (
         "shifted-boundary", "the retention mask refused the state that a hit needed", fix_shifted
     ),
@@ -151,12 +154,10 @@ _RULES: dict[str, tuple[str, str, Fix]] = {
     ),
     model.ALIGNMENT: ("alignment", "a hit could not end where the shared prefix ends", fix_alignment),
     model.KEY_DIFFERENCE: (
-        "key-difference", "the tokens were cached under another key", _constant(
-            "use the same LoRA adapter and the same cache salt where sharing is allowed"
-        ),
+        "key-difference", "the tokens were cached under another key", fix_key
     ),
     model.DISCARDED: (
-        "discarded-after-lookup", "admission threw a part of the hit away", _constant("no setting is known to help")
+        "discarded-after-lookup", "admission threw a part of the hit away", _constant("no setting is known to help", 0)
     ),
     model.UNEXPLAINED: (
         "unexplained", "the evidence predicts another hit than vLLM's", _constant(

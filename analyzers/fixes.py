@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from analyzers import model, routing
+from analyzers.changes import Change, Fix
 from analyzers.intervals import Pool, Priced, best_of, keeping, priced, sparser, states_left, weighed
 from analyzers.ladder import last_boundary
 from analyzers.model import GroupState, LookupResult
@@ -57,16 +58,23 @@ class Case:
         return sorted({row.needed_boundary for row in self.rows if row.needed_boundary % block == 0} - {0})
 
 
-def fix_cut(case: Case) -> str:
+def fix_cut(case: Case) -> Fix:
     """Say how to end that what speculation drops is rounded up to the grid."""
     settings = case.settings
-    fixes = []
+    changes = []
     if settings.version_tuple < (0, 33):
-        fixes.append("upgrade to vLLM 0.33, which looks one block further before it drops")
+        says = "upgrade to vLLM 0.33, which looks one block further before it drops"
+        changes.append(Change((("vllm", "0.33"),), says))
     if settings.version_tuple >= (0, 30):
-        fixes.append('set "disable_eagle_block_drop": true in --speculative-config, at some cost in accepted drafts')
-    fixes.append(f"choose blocks whose least common multiple is below today's {number(settings.scheduler_block)}")
-    return "; or ".join(fixes)
+        says = 'set "disable_eagle_block_drop": true in --speculative-config, at some cost in accepted drafts'
+        changes.append(Change((("disable_eagle_block_drop", "true"),), says))
+    blocks = f"choose blocks whose least common multiple is below today's {number(settings.scheduler_block)}"
+    return Fix("; or ".join([*(each.says for each in changes), blocks]), changes[0] if changes else None)
+
+
+def retained(settings: Settings, interval: int) -> Change:
+    """Return the change of the retention interval (tokens) in this version of vLLM."""
+    return Change((("prefix_cache_retention_interval", str(interval)),), retention_fix(settings, interval))
 
 
 def retention_fix(settings: Settings, interval: int) -> str:
@@ -80,21 +88,25 @@ def retention_fix(settings: Settings, interval: int) -> str:
     return f"start vLLM with {flag}"
 
 
-def fix_shifted(case: Case) -> str:
+def fix_shifted(case: Case) -> Fix:
     """Say how to keep the states that the mask refused, at which price, and whether the pool has room for them."""
     settings, worst = case.settings, case.worst
     at = worst.needed_boundary
     reasons = worst.reason.split(",")
     if at % settings.scheduler_block:
-        return (
+        says = (
             f"no retention interval keeps a state at {number(at)}, which is no multiple of the scheduler block of "
             f"{number(settings.scheduler_block)}: let shared prefixes end on such a multiple, or use smaller blocks"
         )
+        if "held_prefix" in reasons and without_loss(settings, worst) != at:
+            says = f"first end the loss that moved the boundary (see the finding on it); {says}"
+        return Fix(says)
     tokens = worst.prompt_tokens
     choices, best = _intervals(case)
     today = states_left(settings, settings.retention, tokens)
+    change = retained(settings, best.interval)
     fix = (
-        f"{retention_fix(settings, best.interval)}: a state is then kept where a chunk ends on a multiple of "
+        f"{change.says}: a state is then kept where a chunk ends on a multiple of "
         f"{number(best.interval)}, as it does at {number(at)}; a prompt of {counted(tokens)} that is computed alone "
         f"then leaves {_blocks(best.states)} in {group_names(_sparse(settings, worst))}, today {number(today)}"
     )
@@ -102,13 +114,24 @@ def fix_shifted(case: Case) -> str:
     kept = _ended(case, best)
     if kept < case.tokens:
         fix += f"; that ends {number(kept)} of these tokens, the other lookups needed states at other boundaries"
-    if "held_prefix" in reasons:
-        return f"first end the loss that moved the boundary (see the finding on it); to keep the state, {fix}"
     if settings.version_tuple < CURED and "speculation" in reasons:
         fix += "; or upgrade: from vLLM 0.30 on the mask keeps the boundary that an identical resend can use"
     elif settings.version_tuple < CURED and "aligned_prompt" in reasons:
         fix += "; or upgrade: from vLLM 0.30 on the boundary below a block-aligned prompt's end is kept"
-    return fix
+    return Fix(fix, change, kept if kept < case.tokens else None)
+
+
+def without_loss(settings: Settings, row: LookupResult) -> int:
+    """Return the boundary that a lookup had needed, had its replica held all that the first loss took of its prefix.
+
+    What speculation dropped of the shorter prefix it drops of the whole one too.
+    """
+    needed = row.needed_boundary
+    steps = [(upper, lower) for cls, upper, lower in row.ladder if cls in model.HELD_LESS and lower >= needed]
+    if not steps:
+        return needed
+    whole, left = steps[0][0], steps[-1][1]
+    return (whole - (left - needed)) // settings.alignment * settings.alignment
 
 
 def _intervals(case: Case) -> tuple[list[Priced], Priced]:
@@ -131,18 +154,10 @@ def _ended(case: Case, best: Priced) -> int:
     return sum(row.lost[case.cls] for row in case.rows if row.needed_boundary % best.interval == 0)
 
 
-def regained(case: Case) -> int | None:
-    """Return what the fix gives back at most, in tokens; None: all that was lost, as far as is known."""
-    if case.cls == model.HELD_ELSEWHERE:
-        return max(routing.regained(case.rows))
-    if case.cls == model.SHIFTED_BOUNDARY:
-        if case.worst.needed_boundary % case.settings.scheduler_block:
-            return None
-        kept = _ended(case, _intervals(case)[1])
-        return kept if kept < case.tokens else None
-    if case.cls == model.KEY_DIFFERENCE:
-        return sum(_under_one_key(case.settings, row) for row in case.rows)
-    return None
+def fix_key(case: Case) -> Fix:
+    """Say how requests come to share what was cached under another key."""
+    says = "use the same LoRA adapter and the same cache salt where sharing is allowed"
+    return Fix(says, regained=sum(_under_one_key(case.settings, row) for row in case.rows))
 
 
 def _under_one_key(settings: Settings, row: LookupResult) -> int:
@@ -196,40 +211,57 @@ def has_checkpoint_flag(settings: Settings) -> bool:
     return settings.version_tuple >= CHECKPOINT and settings.partial_hits and drafts
 
 
-def _checkpoint_fix(settings: Settings, at: int) -> str:
-    if settings.shared_prefix_checkpoint:
-        return (
+def _checkpoint_fix(case: Case, at: int) -> Fix:
+    if case.settings.shared_prefix_checkpoint:
+        says = (
             f"none for the first prompt that shares this prefix with another: {CHECKPOINT_FLAG} is on, so that its "
             f"chunk ends at {number(at)} and the next one hits there"
         )
-    return (
-        f"start vLLM with {CHECKPOINT_FLAG}: the first prompt that is seen to share this prefix then ends a chunk at "
-        f"{number(at)}, inside a block, and the next ones hit there"
+        return Fix(says, regained=0)
+    change = Change((("enable_mamba_shared_prefix_checkpoint", "true"),), f"start vLLM with {CHECKPOINT_FLAG}")
+    says = (
+        f"{change.says}: the first prompt that is seen to share this prefix then ends a chunk at {number(at)}, inside "
+        "a block, and the next ones hit there"
     )
+    return Fix(says, change, _after_first(case))
 
 
-def fix_not_materialized(case: Case) -> str:
+def _after_first(case: Case) -> int:
+    """Return the tokens that prompts lost inside a block after the first one that was seen to share the prefix."""
+    seen: set[tuple[int, str, int]] = set()
+    tokens = 0
+    for row in sorted(case.rows, key=lambda each: each.time):
+        key = (row.life, row.family, row.needed_boundary)
+        if key in seen and row.needed_boundary % case.settings.scheduler_block:
+            tokens += row.lost[case.cls]
+        seen.add(key)
+    return tokens
+
+
+def fix_not_materialized(case: Case) -> Fix:
     """Say how to make a chunk end where the worst lookup needed a state, and of how many tokens that is the end."""
     settings, worst = case.settings, case.worst
     at = worst.needed_boundary
     lacking = [group for group in worst.groups if group.group in worst.limiting_groups]
     if not at or not lacking:
-        return "look at why the earlier request ended before its prompt was computed (aborted or preempted)"
+        return Fix("look at why the earlier request ended before its prompt was computed (aborted or preempted)")
     if at % settings.scheduler_block:
         if has_checkpoint_flag(settings):
-            return _checkpoint_fix(settings, at)
-        return (
+            return _checkpoint_fix(case, at)
+        return Fix(
             f"no chunk can be made to end at {number(at)}: chunks end on multiples of the scheduler block of "
             f"{number(settings.scheduler_block)}; let shared prefixes end on such a multiple"
         )
     if at in chunk_ends(settings, Prefill(worst.prompt_tokens)):
-        return (
+        says = (
             f"a prompt that is computed alone ends a chunk at {number(at)} with today's {BUDGET_FLAG} "
             f"{settings.max_batched_tokens} already; this one began elsewhere or shared its steps with others"
         )
+        return Fix(says, regained=0)
     budget = chunk_budget(settings, at, worst.prompt_tokens)
     if budget is None:
-        return f"no {BUDGET_FLAG} makes a chunk of such a prompt end at {number(at)}{_cut(settings)}"
+        return Fix(f"no {BUDGET_FLAG} makes a chunk of such a prompt end at {number(at)}{_cut(settings)}", regained=0)
+    change = Change((("max_num_batched_tokens", str(budget)),), f"set {BUDGET_FLAG} {budget}")
     fix = (
         f"make a chunk of a prompt that is computed alone end at {number(at)}: {BUDGET_FLAG} {budget} (for all "
         f"requests: smaller chunks make long prefills slower){_cut(settings)}"
@@ -237,12 +269,20 @@ def fix_not_materialized(case: Case) -> str:
     if settings.retention == names.RETENTION_DENSE or _mask_wants(lacking, at):
         fix += "; the mask keeps the state there"
     else:
-        fix += f", and keep the state there: {retention_fix(settings, settings.scheduler_block)}"
-    lost = [(row.lost[model.NOT_MATERIALIZED], row.needed_boundary) for row in case.rows]
-    there = sum(tokens for tokens, boundary in lost if boundary % budget == 0)
-    if there < sum(tokens for tokens, _ in lost):
-        fix += f"; that ends {number(there)} of these tokens, the other lookups needed states at other boundaries"
-    return fix
+        keep = retained(settings, settings.scheduler_block)
+        fix += f", and keep the state there: {keep.says}"
+        change = Change((*change.settings, *keep.settings), f"{change.says}, and {keep.says}")
+    there = max(0, sum(_with_chunks(row, budget) for row in case.rows))
+    if there == case.tokens:
+        return Fix(fix, change)
+    fix += f"; that ends {number(there)} of these tokens, the other lookups needed states at other boundaries"
+    return Fix(fix, change, there)
+
+
+def _with_chunks(row: LookupResult, budget: int) -> int:
+    """Return the tokens that a lookup hits more where chunks end on multiples of `budget`; below 0: it hits less."""
+    lost, needed = row.lost[model.NOT_MATERIALIZED], row.needed_boundary
+    return needed // budget * budget - (needed - lost)
 
 
 def _mask_wants(lacking: Sequence[GroupState], boundary: int) -> bool:
@@ -273,45 +313,47 @@ def _ends_at(settings: Settings, boundary: int, tokens: int, budget: int) -> boo
     return boundary in chunk_ends(replace(settings, max_batched_tokens=budget), Prefill(tokens))
 
 
-def fix_evicted(case: Case) -> str:
+def fix_evicted(case: Case) -> Fix:
     """Say how to keep what was evicted."""
     fix = (
         f"give the KV cache more memory ({MEMORY}), or send requests that share a prefix closer together or to fewer "
         "replicas"
     )
+    change = Change((("kv_cache_memory", ""),), fix)
     worst, at = case.worst, case.worst.needed_boundary
     if case.cls != model.CHECKPOINT_EVICTED or not any(group.state == "evicted" for group in worst.groups):
-        return fix
+        return Fix(fix, change)
     found = (
         sparser(case.settings, case.boundaries, worst.prompt_tokens, case.prompts) if at in case.boundaries else None
     )
     if found is None:
-        return fix
+        return Fix(fix, change)
     interval, states, today = found
-    return (
+    says = (
         f"{fix}; or keep fewer states: {retention_fix(case.settings, interval)}; {number(at)} is still kept, and a "
         f"prompt of {counted(worst.prompt_tokens)} that is computed alone leaves {_blocks(states)} of them, today "
         f"{number(today)} (`{SWEEP}` compares intervals)"
     )
+    return Fix(says, change)
 
 
-def fix_routing(case: Case) -> str:
+def fix_routing(case: Case) -> Fix:
     """Say what sending requests that share a prefix to one replica gives back of what others held."""
     return routing.fix(case.rows, case.worst)
 
 
-def fix_alignment(case: Case) -> str:
+def fix_alignment(case: Case) -> Fix:
     """Say how to make a hit end closer to where the shared prefix ends."""
     settings, worst = case.settings, case.worst
     finer = "smaller blocks"
     if finer_unit_helps(settings):
         finer = "a smaller --prefix-match-unit, or smaller blocks,"
     if "below_minimum" in worst.reason:
-        return (
+        return Fix(
             f"here the shortest hit has {number(settings.minimum)} tokens, in a prompt that goes on beyond them: "
             f"{finer} would lower that"
         )
-    return (
+    return Fix(
         f"hits end on multiples of {number(settings.alignment)} tokens: {finer} would bring the boundary closer to "
         "where the shared prefix ends"
     )

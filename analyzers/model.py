@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import polars as pl
 
+from analyzers.changes import Change, Given, together
 from analyzers.made import made_when_asked
 
 # The classes of a lost token, in the order of the ladder.
@@ -34,6 +35,9 @@ CLASSES = (
 BY_DESIGN = frozenset({COLD, TAIL, SPECULATIVE_DROP})
 SERVED = frozenset({EXTERNAL})
 """Tokens that the lookup did not hit and that need not be computed all the same."""
+
+HELD_LESS = (EVICTED, RESET, HELD_ELSEWHERE, IN_FLIGHT)
+"""Losses that leave less of the prefix than the request that computed it had, and so move the needed boundary."""
 
 FUNNEL = ("prompt", "seen_before", "held_somewhere", "held_here", "agreed", "served")
 """What is left of the prompts, in tokens, stage by stage."""
@@ -275,8 +279,9 @@ class Finding:
         tokens_lost: what the lookups lost to it; 0: it is not about a class of lost tokens.
         seconds_lost: of prefill, from the speed that the capture itself shows; None where it shows none.
         replicas: those affected.
-        tokens_regained: what the fix gives back at most, where that can be computed; None: where it cannot. What it
-            gives back may be counted as lost to other findings.
+        tokens_regained: what the fix by itself gives back at most, where that can be computed; None: where it cannot.
+            What it gives back may be counted as lost to other findings.
+        change: what the fix sets: findings with equal settings have one fix; None: the fix is this finding's own.
 
     """
 
@@ -291,6 +296,7 @@ class Finding:
     seconds_lost: Range | None = None
     replicas: Sequence[str] = ()
     tokens_regained: int | None = None
+    change: Change | None = None
 
     @property
     def promise(self) -> int:
@@ -510,11 +516,11 @@ class Analysis:
     @property
     def best_fixes(self) -> Sequence[tuple[int, str]]:
         """What each fix for lost tokens gives back, all findings that it ends together, and the fix; most first."""
-        found: dict[str, int] = {}
-        for finding in self.findings:
-            if finding.tokens_lost and finding.severity == "warning":
-                found[finding.fix] = found.get(finding.fix, 0) + finding.promise
-        return sorted(((tokens, fix) for fix, tokens in found.items() if tokens), key=lambda each: -each[0])
+        return together(
+            Given(finding.promise, finding.fix, finding.change)
+            for finding in self.findings
+            if finding.tokens_lost and finding.severity == "warning"
+        )
 
     @property
     def funnel(self) -> Mapping[str, int]:

@@ -21,9 +21,6 @@ from analyzers.wording import cause_of, main_class
 SHOWN_POSITIONS = 16
 SLICE = 1 << 15
 """So many rows are text at a time."""
-HELD_LESS = (model.EVICTED, model.RESET, model.HELD_ELSEWHERE, model.IN_FLIGHT)
-"""Losses that leave less of the prefix than the request that computed it had, and so move the needed boundary."""
-
 _ORDER = {cls: place for place, cls in enumerate(model.CLASSES)}
 _STAGES = {
     cls: stage
@@ -309,7 +306,7 @@ def _shift_reason(one: Replayed, explained: Explained, missing: Sequence[Missing
     refused = [entry for entry in missing if entry.refusal]
     if not refused:
         return ""
-    if any(step.cls in HELD_LESS for step in explained.steps):
+    if any(step.cls in model.HELD_LESS for step in explained.steps):
         return "held_prefix"
     if not one.holds_producer:
         return "shared_prefix"

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from analyzers import model
+from analyzers.changes import Change, Fix
 from analyzers.model import Fact, Finding, Fleet, LookupResult, Routed
 from analyzers.routers import best_of
 from analyzers.wording import counted, group_names, lookups, number
@@ -149,18 +150,17 @@ def _endpoints(results: Sequence[LookupResult], routed: Sequence[Routed]) -> lis
 
 
 def regained(rows: Sequence[LookupResult]) -> tuple[int, int]:
-    """Return what routing to a replica that held the prefix gives back of `held_elsewhere`, in tokens.
+    """Return what routing to a replica that held the prefix gives back of lookups, in tokens, whichever class lost it.
 
-    The first by itself; the second once every group there has the state that a hit needs: what speculation and the
-    grid take there too is in neither.
+    The first by itself: what another replica would have hit more. The second once every group there has the state that
+    a hit needs: what speculation and the grid take there too is in neither.
     """
     alone = whole = 0
     for row in rows:
-        held = row.lost[model.HELD_ELSEWHERE]
-        there = min(held, row.regret_tokens)
+        there = row.regret_tokens
         reach = max((fact.data["reach_tokens"] for fact in _held_facts(row)), default=0)
         alone += there
-        whole += max(there, min(held, reach - row.needed_boundary))
+        whole += max(there, reach - row.hit_tokens - row.lost.get(model.EXTERNAL, 0))
     return alone, whole
 
 
@@ -168,15 +168,22 @@ def _held_facts(row: LookupResult) -> list[Fact]:
     return [fact for fact in row.facts if fact.cls == model.HELD_ELSEWHERE and "reach_tokens" in fact.data]
 
 
-def fix(rows: Sequence[LookupResult], worst: LookupResult) -> str:
-    """Say what sending requests that share a prefix to one replica gives back of what others held."""
+def fix(rows: Sequence[LookupResult], worst: LookupResult) -> Fix:
+    """Say what sending requests that share a prefix to one replica gives back of lookups that lost what others held."""
     advice = "route requests that share a prefix to the same replica"
+    change = Change((("routing", "prefix"),), advice)
     alone, whole = regained(rows)
-    if alone == sum(row.lost[model.HELD_ELSEWHERE] for row in rows):
-        return advice
     if alone:
-        advice += f": of these tokens another one would have hit {number(alone)}"
-        return f"{advice}, and {number(whole)} with a state in every group" if whole > alone else advice
+        by_class = regret_by_class(rows)
+        others = Counter({cls: tokens for cls, tokens in by_class.items() if cls != model.HELD_ELSEWHERE})
+        if others or alone < sum(row.lost[model.HELD_ELSEWHERE] for row in rows):
+            advice += f": another one would have hit {number(alone)} more"
+        if others:
+            said = [f"{number(tokens)} count as {cls}" for cls, tokens in others.most_common()]
+            advice += f", of which {' and '.join(said)}"
+        if whole > alone:
+            advice += f"; with a state in every group there, {number(whole)}"
+        return Fix(advice, change, alone)
     where = "in this lookup" if len(rows) == 1 else "in these lookups"
     advice += f", and end what kept them from a hit there too: no other replica would have hit more {where}"
     lacking = next((fact.data for row in (worst, *rows) for fact in _held_facts(row) if fact.data["lacking"]), None)
@@ -184,4 +191,4 @@ def fix(rows: Sequence[LookupResult], worst: LookupResult) -> str:
         states = [group for group in worst.groups if group.group in lacking["lacking"]]
         who = group_names(states) if states else "a group"
         advice += f", since {who} had no state at {number(lacking['reach_tokens'])} there"
-    return f"{advice}; the two together give back up to {number(whole)}" if whole else advice
+    return Fix(f"{advice}; the two together give back up to {number(whole)}" if whole else advice, change, 0)

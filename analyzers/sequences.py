@@ -11,6 +11,7 @@ import polars as pl
 from analyzers.model import LookupResult, Sequence_
 from analyzers.prompts import UNKNOWN, last_mark
 from analyzers.replay import Replayed
+from analyzers.wording import avoidable
 
 Shape = Literal["identical", "extension", "conversation", "divergence"]
 Name = tuple[int, str]
@@ -84,9 +85,11 @@ def sequences(replayed: Sequence[Replayed], results: Sequence[LookupResult], req
     for family in families:
         chosen = family.members if family.parent is None else [family.parent, *family.members]
         if len(chosen) > 1:
-            rows = [result for index in chosen if (result := result_at[index])]
+            members = [index for index in chosen if result_at[index]]
+            rows = [result for index in members if (result := result_at[index])]
             if len(rows) > 1:
-                found.append(_sequence(family, rows, replayed[family.members[0]]))
+                cause = _cause(rows, [replayed[index].prompt.whole for index in members])
+                found.append(_sequence(family, rows, replayed[family.members[0]], cause))
     return _across([(replayed[index].prompt.whole, result_at[index]) for index in sends]) + found
 
 
@@ -108,12 +111,11 @@ def _across(every: Sequence[tuple[int, LookupResult | None]]) -> list[Sequence_]
         if result and whole != UNKNOWN and times[whole] > 1:
             sends.setdefault(whole, []).append(result)
     found = []
-    for rows in sends.values():
+    for whole, rows in sends.items():
         replicas = [row.replica for row in rows]
         if len(set(replicas)) > 1:
             hits = [row.hit_tokens for row in rows]
-            cause = next((row.cause for row in rows[1:] if row.cause), "")
-            name = name_across(rows)
+            cause, name = _cause(rows, [whole] * len(rows)), name_across(rows)
             found.append(Sequence_([row.request_id for row in rows], "identical", hits, name, cause, replicas))
     return found
 
@@ -164,20 +166,58 @@ def _continued(family: _Family, known: _Family) -> _Family | None:
     return known if alike and (family.parent == known.parent or known.has(family.parent)) else None
 
 
-def _sequence(family: _Family, rows: Sequence[LookupResult], first: Replayed) -> Sequence_:
+def _sequence(family: _Family, rows: Sequence[LookupResult], first: Replayed, cause: str) -> Sequence_:
     hits = [row.hit_tokens for row in rows]
-    own = rows if family.parent is None else rows[1:]
     grid = first.settings.alignment
     return Sequence_(
         requests=[row.request_id for row in rows],
         shape=family.shape,
         hits=hits,
         pattern=pattern(hits),
-        cause=next((row.cause for row in own if row.cause), ""),
+        cause=cause,
         replicas=[row.replica for row in rows],
         shared_tokens=family.shared,
         boundary=family.shared // grid * grid,
     )
+
+
+def remarkable(rows: Sequence[LookupResult], prompts: Sequence[int]) -> LookupResult | None:
+    """Return the lookup that the pattern of a sequence is due to; None where nothing avoidable was lost.
+
+    A first send may miss for what lies before the sequence; a repeat that misses is what makes a pattern, since an
+    earlier send had computed all that it needed. So it is the first repeat that missed, else the first other follower
+    that missed. Where none did it is the repeat that hit least, if another send of its prompt hit more; else the first
+    send of a later prompt that lost most, or of sends of one prompt the first.
+
+    Args:
+        rows: in time.
+        prompts: what tells the prompt of each row from others; `UNKNOWN` is like no other.
+
+    """
+    seen: set[int] = set()
+    repeats: list[tuple[LookupResult, int]] = []
+    others: list[LookupResult] = []
+    longest: dict[int, int] = {}
+    for row, prompt in zip(rows, prompts, strict=True):
+        if prompt in seen:
+            repeats.append((row, prompt))
+        elif row is not rows[0]:
+            others.append(row)
+        if prompt != UNKNOWN:
+            seen.add(prompt)
+        longest[prompt] = max(row.hit_tokens, longest.get(prompt, 0))
+    followers = [*(row for row, _ in repeats), *others]
+    if missed := next((row for row in followers if not row.hit_tokens and avoidable(row.lost)), None):
+        return missed
+    shorter = [row for row, prompt in repeats if row.hit_tokens < longest[prompt]]
+    shorter.sort(key=lambda row: row.hit_tokens)
+    first = rows[:1] if not others else sorted(others, key=lambda row: -avoidable(row.lost))
+    return next((row for row in (*shorter, *first, *followers) if avoidable(row.lost)), None)
+
+
+def _cause(rows: Sequence[LookupResult], prompts: Sequence[int]) -> str:
+    row = remarkable(rows, prompts)
+    return row.cause if row else ""
 
 
 def pattern(hits: Sequence[int]) -> str:

@@ -27,6 +27,9 @@ _SENTENCES = {
 }
 
 
+_SPARED = model.BY_DESIGN | model.SERVED
+
+
 def milliseconds(nanoseconds: int) -> float:
     """Return nanoseconds as milliseconds, to the microsecond; below 0 where clocks differ."""
     return round(nanoseconds / 1e6, 3)
@@ -63,9 +66,17 @@ def group_names(states: Sequence[GroupState]) -> str:
 
 def main_class(lost: Mapping[str, int]) -> str | None:
     """Return the class of the largest avoidable loss; None: nothing avoidable was lost."""
-    spared = model.BY_DESIGN | model.SERVED
-    avoidable = {cls: abs(tokens) for cls, tokens in lost.items() if cls not in spared and tokens}
-    return max(avoidable, key=lambda cls: (avoidable[cls], -model.CLASSES.index(cls)), default=None)
+    losses = _avoidable(lost)
+    return max(losses, key=lambda cls: (losses[cls], -model.CLASSES.index(cls)), default=None)
+
+
+def avoidable(lost: Mapping[str, int]) -> int:
+    """Return how many tokens a lookup lost that its cause is about, or could be."""
+    return sum(_avoidable(lost).values())
+
+
+def _avoidable(lost: Mapping[str, int]) -> Mapping[str, int]:
+    return {cls: abs(tokens) for cls, tokens in lost.items() if cls not in _SPARED and tokens}
 
 
 def cut_of(held: int, dropped: int, left: int) -> str:

@@ -112,6 +112,8 @@ def _top(analysis: Analysis, width: int, paint: Paint, top: int) -> list[str]:
     best = analysis.best_fixes[:top]
     if not best:
         return lines
+    if lines:
+        lines.append("")
     lines.append(paint(BOLD, "What would give most back"))
     for tokens, fix in best:
         lines += wrap(f"{tokens:,}: {fix}", width, INDENT, INDENT * 2)

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 from conftest import Labs
-from lab.cases import FULL, HYBRID, MTP, request, resent, scenario, shipped
+from lab.cases import FULL, HYBRID, MTP, documented, request, resent, scenario, shipped
 from vllm_versions import VERSIONS
 
 from analysis.checks import analyzed, find
 from analyzers.experiments.compare import compare
-from analyzers.model import Analysis, Finding
+from analyzers.fixes import Case, fix_shifted
+from analyzers.model import Analysis, Finding, LookupResult
 from analyzers.reporters.compare import render as render_diff
 from analyzers.reporters.json import to_object
+from analyzers.settings import Group, Settings
 
 pytestmark = pytest.mark.vllm
 
@@ -90,7 +92,8 @@ def test_routing_promises_what_the_other_replica_would_have_hit(
     assert fix.startswith("route requests that share a prefix to the same replica")
     assert ("no other replica would have hit more" in fix) == (hit == 0)
     assert ("another one would have hit" in fix) == (0 < hit < held)
-    assert (finding_of("held-elsewhere", analysis).tokens_regained or 0) >= hit
+    assert finding_of("held-elsewhere", analysis).tokens_regained == hit
+    assert [tokens for tokens, _ in analysis.best_fixes] == ([hit] if hit else [])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -106,6 +109,42 @@ def test_routing_promises_no_block_that_speculation_takes_there_too(lab: Labs, t
     assert finding.tokens_lost == 11200
     assert finding.tokens_regained == find(together, "two").hit_tokens > 0
     assert analysis.best_fixes == [(finding.tokens_regained, finding.fix)]
+
+
+@pytest.mark.parametrize(("name", "lower"), [("documented", 8000), ("shortened", 6400)])
+def test_the_loss_that_moved_a_boundary_need_not_end_first(lab: Labs, tmp_path: Path, name: str, lower: int) -> None:
+    """Less of the prefix is held, so that a hit needs a lower boundary: an interval that keeps it is enough."""
+    if name == "documented":
+        case = documented()
+    else:
+        one, two = (request(name, ("doc", 11910), replica=at) for at, name in enumerate(("one", "two")))
+        other = request("child", ("doc", 8100), ("q", 500), replica=1)
+        engine: dict[str, Any] = {"block_size": 1600, "prefix_cache_retention_interval": 0, "speculative": MTP}
+        case = scenario([one, other, two], HYBRID, replicas=2, **engine)
+    before = analyzed(lab[OLD], case, tmp_path / "before.jsonl")
+    lookup = before.lookups[-1]
+    assert (lookup.needed_boundary, lookup.reason.split(",")[-1]) == (lower, "held_prefix")
+    assert lookup.lost["shifted_boundary"] == lower
+    assert not any("first end the loss" in finding.fix for finding in before.findings)
+    case["engine"]["prefix_cache_retention_interval"] = 1600
+    assert analyzed(lab[OLD], case, tmp_path / "after.jsonl").lookups[-1].hit_tokens == lower
+
+
+@pytest.mark.parametrize(("ladder", "first"), [
+    ([("evicted", 11200, 9632), ("speculative_drop", 9632, 8032)], True),
+    ([("evicted", 9640, 9632), ("speculative_drop", 9632, 8032)], False),
+    ([("speculative_drop", 9632, 8032), ("evicted", 8032, 0)], False),
+])  # fmt: skip
+def test_it_does_where_no_interval_keeps_the_lower_boundary(ladder: list[tuple[str, int, int]], first: bool) -> None:
+    """8,032 is no multiple of the scheduler block; what the whole prefix needs is another boundary, or the same one."""
+    full = Group(0, "full_attention", 1600, 0, flagged=False, drops=False, fine_grained=True)
+    settings = Settings((full,), ((0,),), 32, 32, 1600, 0, True, False, True, "0", OLD, "mtp", 8192, "")
+    row = LookupResult("two", "r", 0, 0, 1, 11910, 0, 0, 8032, {"shifted_boundary": 8032}, [0], [], "held_prefix")
+    row.ladder = ladder
+    fix = fix_shifted(Case("shifted_boundary", settings, [row], row))
+    assert fix.says.startswith("first end the loss that moved the boundary") == first
+    assert "no retention interval keeps a state at 8,032" in fix.says
+    assert fix.change is None
 
 
 OLD = "0.28.0"
@@ -182,7 +221,10 @@ def test_the_findings_on_routing_say_the_same(lab: Labs, tmp_path: Path) -> None
     held, routing = finding_of("held-elsewhere", before), finding_of("routing", before)
     assert "no other replica would have hit more in these lookups" in held.fix
     assert "groups 0-2 (mamba) had no state at 17,600 there" in held.fix
-    assert held.tokens_regained == 17600 + 9600
+    assert held.fix.endswith("the two together give back up to 27,200")
+    # Routing by itself gives nothing, so it is not among what gives most back.
+    assert held.tokens_regained == 0
+    assert all(held.fix != fix for _, fix in before.best_fixes)
     assert "9,600 tokens in 1 lookup; they count as shifted_boundary (9,600)" in routing.summary
     assert before.fleet is not None
     assert (routing.tokens_lost, routing.tokens_regained) == (0, before.fleet.regret_tokens)
@@ -211,6 +253,7 @@ def test_a_shortened_prefix_is_told_as_one_and_fixes_that_are_one_count_together
     assert "groups 0-2 (mamba) never had a state at 6,400" in finding.cause
     evicted = finding_of("evicted", analysis)
     assert evicted.fix == finding.fix
+    assert evicted.change == finding.change
     assert analysis.best_fixes == [(evicted.tokens_lost + finding.tokens_lost, finding.fix)]
     assert replace(analysis, findings=[]).best_fixes == []
 

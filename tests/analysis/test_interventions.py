@@ -1,12 +1,13 @@
 """Each class is proven: change the one thing that its name blames; its tokens come back and no other class moves."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Labs
-from lab.cases import FULL, HYBRID, MTP, request, resent, scenario, shipped
+from lab.cases import FULL, HYBRID, MTP, documented, request, resent, scenario, shipped
 from vllm_versions import VERSIONS
 
 from analysis.checks import analyzed, hits
@@ -142,3 +143,75 @@ def test_no_restart_gives_a_reset_back(lab: Labs, tmp_path: Path) -> None:
     before = analyze(open_capture([tmp_path / "first.jsonl", tmp_path / "second.jsonl"]))
     after = analyzed(lab["0.32.0"], scenario(one + two), tmp_path / "whole.jsonl")
     assert only("reset", before, after) == 992
+
+
+MODEL: dict[str, Any] = {
+    "block_size": 1600, "prefix_cache_retention_interval": 0, "speculative": MTP, "num_gpu_blocks": 400,
+}  # fmt: skip
+SENDS: dict[str, Case] = {
+    "documented": documented(),
+    "two replicas": scenario([request("doc", ("doc", 11910), times=5)], HYBRID, replicas=2, **MODEL),
+    "three replicas": scenario([request("doc", ("doc", 11910), times=7)], HYBRID, replicas=3, **MODEL),
+    "evicted": scenario(
+        [request("a", ("doc", 11910)), request("noise", ("o", 25000)), request("again", ("doc", 11910), times=2)],
+        HYBRID, **MODEL | {"num_gpu_blocks": 40, "prefix_cache_retention_interval": 1600},
+    ),
+    # Chunks that end at 6,400, which one child needs, take 1,600 from the other, which has hit 8,000.
+    "children": scenario(
+        [request("parent", ("doc", 11910))]
+        + [request(f"c{at}", ("doc", at), (f"q{at}", 500)) for at in (11195, 6500)],
+        HYBRID, **MODEL | {"prefix_cache_retention_interval": "dense", "speculative": None},
+    ),
+}  # fmt: skip
+POOL = 4000
+
+
+def with_settings(case: Case, settings: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """Return `case` with the settings of a change."""
+    changed = {**case, "engine": dict(case["engine"])}
+    for name, value in settings:
+        if name == "routing":
+            changed["replicas"] = 1
+        elif name == "kv_cache_memory":
+            changed["engine"]["num_gpu_blocks"] = POOL
+        else:
+            changed["engine"][name] = int(value)
+    return changed
+
+
+@pytest.mark.parametrize("name", SENDS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_fix_gives_back_by_itself_what_it_is_listed_with(
+    lab: Labs, tmp_path: Path, version: str, name: str
+) -> None:
+    """Each change is made alone; one that several findings ask for is listed once, with what it gives all of them."""
+    case = SENDS[name]
+    before = analyzed(lab[version], case, tmp_path / "before.jsonl")
+    promised: Counter[tuple[tuple[str, str], ...]] = Counter()
+    for finding in before.findings:
+        if finding.tokens_lost and finding.severity == "warning":
+            assert finding.change is not None
+            promised[finding.change.settings] += finding.promise
+    listed = {settings: tokens for settings, tokens in promised.items() if tokens}
+    assert [tokens for tokens, _ in before.best_fixes] == sorted(listed.values(), reverse=True)
+    for settings, tokens in listed.items():
+        after = analyzed(lab[version], with_settings(case, settings), tmp_path / "after.jsonl")
+        assert after.hit_tokens - before.hit_tokens == tokens, settings
+
+
+def test_what_routing_gives_back_is_named_first(lab: Labs, tmp_path: Path) -> None:
+    """It is what another replica would have hit, whichever class has it; the rest takes states in every group there."""
+    before = analyzed(lab["0.28.0"], SENDS["documented"], tmp_path / "before.jsonl")
+    interval, routing = before.best_fixes
+    assert interval[0] == 17600
+    assert interval[1].count("VLLM_PREFIX_CACHE_RETENTION_INTERVAL=1600") == 1
+    assert interval[1].endswith("the fix of 2 findings, which give back 9,600 and 8,000")
+    assert routing == (
+        9600,
+        "route requests that share a prefix to the same replica: another one would have hit 9,600 more, of which 8,000 "
+        "count as shifted_boundary; with a state in every group there, 17,600",
+    )
+    # Both together: the interval gives one more request its states, and routing the others theirs.
+    changed = with_settings(SENDS["documented"], (("routing", "prefix"), ("prefix_cache_retention_interval", "1600")))
+    after = analyzed(lab["0.28.0"], changed, tmp_path / "after.jsonl")
+    assert sum(hits(after)[1:]) - sum(hits(before)[1:]) == 9600 + 17600

@@ -63,6 +63,7 @@ def test_hits_prediction_and_advice(lab: Labs, tmp_path: Path, version: str) -> 
         # Nothing is dropped, so attention's blocks end inside Mamba's where they are smaller; then chunks do as well.
         attention, junction, below = UNIT, SHARED // UNIT * UNIT, 0
     groups = [MAMBA, {"kind": "full_attention", "block_size": attention}]
+    without = 0
     for on, expected in ((False, below), (True, junction)):
         hits, capture, analysis = run(lab, version, tmp_path / f"{on}.jsonl", on, groups=groups)
         assert hits == [0, 0, expected, expected]
@@ -75,6 +76,12 @@ def test_hits_prediction_and_advice(lab: Labs, tmp_path: Path, version: str) -> 
         assert ("is on" in finding.fix) is on
         # Of three lookups each lost the rest of the shared prefix, or with the flag the first of them alone.
         assert finding.tokens_lost == junction + 2 * (junction - expected)
+        # What the flag does not give back is not counted, and there is nothing to do once it is on.
+        assert finding.tokens_regained == (0 if on else 2 * (junction - expected))
+        promised = 0 if on else finding.promise
+        assert [tokens for tokens, _ in analysis.best_fixes] == ([promised] if promised else [])
+        without = without or sum(hits) + promised
+    assert sum(hits) == without
 
 
 @pytest.mark.vllm

@@ -25,6 +25,13 @@ def shipped(name: str, **engine: Any) -> dict[str, Any]:
     return data
 
 
+def documented() -> dict[str, Any]:
+    """Return the scenario that docs/scenarios.md shows."""
+    text = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text()
+    data: dict[str, Any] = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    return data
+
+
 def request(name: str, *parts: tuple[str, int], **keys: Any) -> dict[str, Any]:
     """Return a request whose prompt has these (segment, tokens)."""
     return {"id": name, "prompt": [{"segment": segment, "tokens": tokens} for segment, tokens in parts], **keys}

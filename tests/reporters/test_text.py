@@ -35,6 +35,7 @@ Of 23,820 prompt tokens
     shifted_boundary   9,600   40.3 %
 
 Prefill took 1.0 to 3.0 s, of which 0.5 to 1.2 s could have been saved.
+
 What would give most back
   9,600: set --prefix-cache-retention-interval 1600
 
