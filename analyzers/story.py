@@ -1,6 +1,5 @@
 """One request's story: what happened before it, to it and because of it, in time."""
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,12 +12,11 @@ from analyzers.hit_sources import HitSource, hit_sources
 from analyzers.model import Analysis, Capture, LookupResult
 from analyzers.same_ids import named_apart, original
 from analyzers.settings import read_settings
+from analyzers.suggestions import instead_of
 from analyzers.wording import counted, milliseconds, number
 from otel_cache.errors import UsageError
 from otel_cache.records import FINGERPRINT_BYTES
 
-SHOWN_NAMES = 3
-"""Ids that are told to who asks for one that there is not."""
 RELATIVES = 5
 """Earlier requests of the family that a story begins with."""
 
@@ -58,12 +56,8 @@ def stories(capture: Capture, request: str) -> list[Story]:
         if request in (result.request_id, original(result.request_id)) or (result.life, result.request_id) in ids
     ]
     if not found:
-        names = [result.request_id for result in analysis.lookups]
-        near = [name for name in names if name.startswith(request)] or difflib.get_close_matches(request, names)
-        shown = (near or names)[:SHOWN_NAMES]
-        more = f" and {number(len(names) - len(shown))} more" if not near and len(names) > len(shown) else ""
-        hint = f"; there are {', '.join(shown)}{more}" if shown else ""
-        raise UsageError(f"{request}: the capture has no lookup of a request with this id{hint}")
+        hint = instead_of(request, (result.request_id for result in analysis.lookups))
+        raise UsageError(f"{request}: the capture has no lookup of a request with this id{'; ' if hint else ''}{hint}")
     return [_story(capture, analysis, result) for result in found]
 
 

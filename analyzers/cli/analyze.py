@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from analyzers.cli.completion import FILE, rules
+from analyzers.cli.completion import FILE, list_of, rules
 from analyzers.cli.files import cache_option, write_whole
 from analyzers.cli.forms import report_options
 from analyzers.cli.says import StatusLine, quiet_option, say, say_notes
@@ -42,8 +42,9 @@ EXAMPLE = "model_case.jsonl"
 @cache_option
 @click.option("--example", is_flag=True, help="Analyze the capture that comes with otel-cache.")
 @click.option(
-    "--fail-on", metavar="RULE[,RULE]", shell_complete=rules, help="Exit with 1 if there is a finding of such a rule."
-)
+    "--fail-on", metavar="RULE[,RULE]", shell_complete=list_of(rules),
+    help="Exit with 1 if there is a finding of such a rule.",
+)  # fmt: skip
 @click.option("--since", metavar="TIME", help="Only lookups from then on: ISO 8601, or 90s, 10m, 2h after the first.")
 @click.option("--until", metavar="TIME", help="Only lookups up to then.")
 @click.option("--replica", metavar="NAME", help="Only lookups on this replica.")
@@ -78,14 +79,13 @@ def command(
       otel-cache analyze spans.jsonl --since 10m --replica replica-0
       otel-cache analyze --example
     """
-    if bool(paths) == example:
-        raise click.UsageError("give the PATH of a capture, or --example (one of them)")
+    check_example(paths, example, "PATH")
     if "" in paths:
         raise click.UsageError("an empty PATH: is a variable unset? Use . for the current folder")
     if output is not None:
         _refuse_to_overwrite(output, paths)
     elif form == "parquet":
-        raise click.UsageError("--format parquet needs --output FILE: a table is nothing for a terminal")
+        raise click.UsageError("--format parquet needs --output FILE: it is not written to stdout")
     failing = _rules(fail_on)
     with StatusLine() as line:
         capture = read_capture(paths, line, cache=cache)
@@ -108,7 +108,9 @@ def command(
     if not analysis.lookups:
         say(f"note: {none}")
     _write(report, output)
-    if failing & {finding.rule for finding in analysis.findings}:
+    if found := failing & {finding.rule for finding in analysis.findings}:
+        # The reason for an exit code is no note: it is said even with --quiet.
+        click.echo(f"--fail-on: there is a finding of {', '.join(sorted(found))}", err=True)
         click.get_current_context().exit(1)
 
 
@@ -181,6 +183,14 @@ def read_capture(paths: Sequence[str], line: StatusLine | None = None, *, cache:
         return open_capture([path])
 
 
+def check_example(paths: Sequence[str], example: bool, what: str) -> None:
+    """Check that there are captures, called `what` in the usage, or `--example`, and not both."""
+    if paths and example:
+        raise click.UsageError(f"{what} and --example are both given: leave one of them out")
+    if not paths and not example:
+        raise click.UsageError(f"give a capture ({what}), or --example")
+
+
 def reading(line: StatusLine) -> "Progress":
     """Return what shows on `line` how far reading is."""
 
@@ -213,13 +223,15 @@ def _choice(
 
     """
     from analyzers.choice import Choice, moment
+    from analyzers.suggestions import instead_of
 
     begin = int(capture.lookups["start"].min() or 0)  # type: ignore[arg-type]
     replicas = sorted({life.replica for life in capture.lives})
     if replica is not None and replica not in replicas:
-        raise UsageError(f"--replica {replica}: not in the capture; there are {', '.join(replicas[:20])}")
+        raise UsageError(f"--replica {replica}: not in the capture; {instead_of(replica, replicas)}")
     if family is not None and family not in capture.lookups["request_id"]:
-        raise UsageError(f"--family {family}: no request of the capture has this id; --format json lists families")
+        hint = instead_of(family, capture.lookups["request_id"].unique(maintain_order=True).to_list())
+        raise UsageError(f"--family {family}: no request of the capture has this id{'; ' if hint else ''}{hint}")
     first = None if since is None else moment(since, begin, "--since")
     last = None if until is None else moment(until, begin, "--until")
     if first is not None and last is not None and first > last:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from analyzers.cli.says import printable
+from analyzers.cli.says import printable, quiet_option
 
 
 @click.command("doctor")
@@ -17,6 +17,7 @@ from analyzers.cli.says import printable
     help="Folder that holds the package vllm to look at, in place of the installed one.",
 )
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="text, or JSON.")
+@quiet_option
 def command(vllm: Path | None, form: str) -> None:
     """Say whether vLLM would be traced here, and whether its traces arrive.
 

@@ -24,12 +24,11 @@ def command(request: str, paths: tuple[str, ...], cache: bool, example: bool) ->
       otel-cache explain repeat-0 spans.jsonl
       otel-cache explain repeat-0 --example
     """
-    from analyzers.cli.analyze import read_capture
+    from analyzers.cli.analyze import check_example, read_capture
     from analyzers.reporters import story as report
     from analyzers.story import stories
 
-    if bool(paths) == example:
-        raise click.UsageError("give a CAPTURE, or --example (one of them)")
+    check_example(paths, example, "CAPTURE")
     capture = read_capture(paths, cache=cache)
     told = stories(capture, request)
     say_notes(capture.notes)

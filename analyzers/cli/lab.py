@@ -9,17 +9,27 @@ from typing import TYPE_CHECKING
 
 import click
 
+from analyzers.cli.completion import DEFAULT, DENSE, list_of, path_or, retentions, routings
+from analyzers.cli.completion import scenarios as shipped
 from analyzers.cli.forms import report_options
 from analyzers.cli.group import SuggestingGroup
-from analyzers.cli.says import StatusLine, bar, quiet_option, say, say_notes
+from analyzers.cli.says import StatusLine, bar, is_quiet, quiet_option, say, say_notes
 
 if TYPE_CHECKING:
     from analyzers.experiments.inputs import Work
 
 VLLM_HELP = "Folder that holds the package vllm to run, in place of the installed one."
+INSTALLED = "installed"
+
+
+def _engines() -> list[str]:
+    from analyzers.experiments.inputs import SAME
+
+    return [str(SAME)]
 
 
 @click.group("lab", cls=SuggestingGroup)
+@quiet_option
 def command() -> None:
     """Run vLLM's scheduler and KV cache on a CPU, without a model.
 
@@ -30,7 +40,10 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...", type=click.Path(path_type=Path))
+@click.argument(
+    "scenarios", nargs=-1, required=True, metavar="SCENARIO...", type=click.Path(path_type=Path),
+    shell_complete=path_or(shipped),
+)  # fmt: skip
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -41,6 +54,7 @@ def command() -> None:
     "--engine",
     type=click.Path(path_type=Path),
     metavar="FILE",
+    shell_complete=path_or(_engines),
     help="YAML file with the engine, replicas and routing to run on, in place of the scenario's own, or another "
     "scenario, whose engine and replicas are taken; `same`: those of the capture.",
 )
@@ -71,7 +85,11 @@ def run(scenarios: tuple[Path, ...], out: Path | None, vllm: Path | None, engine
     with _spans(out) as spans:
         with StatusLine() as line:
             ran = run_scenarios(
-                [(work.name, work.scenario) for work in works], spans, vllm, lambda text: line.show(text, now=True)
+                [(work.name, work.scenario) for work in works],
+                spans,
+                vllm,
+                lambda text: line.show(text, now=True),
+                quiet=is_quiet(),
             )
         if out is not None and spans != out:
             spans = spans.replace(out)
@@ -129,21 +147,29 @@ def _compare(work: "Work", spans: Path, version: str) -> None:
 
 
 @command.command()
-@click.argument("work", metavar="WORK", type=click.Path(path_type=Path))
+@click.argument("work", metavar="WORK", type=click.Path(path_type=Path), shell_complete=path_or(shipped))
 @click.option(
     "--engine",
     type=click.Path(path_type=Path),
     metavar="FILE",
+    shell_complete=path_or(_engines),
     help="As for `lab run`: to run a trace or a capture on.",
 )
-@click.option("--retention-interval", metavar="LIST", help="Tokens, 0, dense or default, separated by commas.")
+@click.option(
+    "--retention-interval", metavar="LIST", shell_complete=list_of(retentions),
+    help="Tokens, 0, dense or default, separated by commas.",
+)  # fmt: skip
 @click.option("--max-num-batched-tokens", metavar="LIST", help="Batch-token limits.")
 @click.option("--match-unit", metavar="LIST", help="Match units, in tokens.")
 @click.option("--num-gpu-blocks", metavar="LIST", help="Sizes of the block pool.")
 @click.option("--replicas", metavar="LIST", help="Numbers of replicas.")
-@click.option("--routing", metavar="LIST", help="round_robin, random, sticky_prefix, sticky_conversation.")
+@click.option(
+    "--routing", metavar="LIST", shell_complete=list_of(routings),
+    help="round_robin, random, sticky_prefix, sticky_conversation.",
+)  # fmt: skip
 @click.option(
     "--vllm", multiple=True, type=click.Path(path_type=Path), metavar="DIR",
+    shell_complete=path_or(lambda: [INSTALLED]),
     help=f"{VLLM_HELP} Several are compared; `installed` is the installed one.",
 )  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), help="How many run at once.  [one per CPU]")
@@ -161,7 +187,7 @@ def sweep(
     output: str | None,
     **lists: str | None,
 ) -> None:
-    """Run the same requests under many settings, and say what each gives and costs.
+    """Run the same requests under many settings, and compare what they give.
 
     WORK is a scenario, a trace in Mooncake's format, or a capture. What is given several values is varied, each with
     each; a single value is set. Where nothing is varied the retention interval is: 0, dense, and the multiples of the
@@ -184,7 +210,7 @@ def sweep(
         raise click.UsageError(f"--output {output}: there is no folder {Path(output).absolute().parent}")
     loaded = load_work(work, engine)
     say_notes(loaded.notes, more="")
-    folders = [None if folder == Path("installed") else folder for folder in vllm]
+    folders = [None if folder == Path(INSTALLED) else folder for folder in vllm]
     axes = Axes(vllm=folders, **{name: _values(name, text) for name, text in lists.items() if text is not None})  # type: ignore[arg-type]
     settings = settings_of(loaded.scenario, axes, loaded.name)
     with bar(len(settings), "lab") as shown:
@@ -210,7 +236,7 @@ def _values(name: str, text: str) -> list[int | str]:
 
     from analyzers.vllm_lab.routing import Routing
 
-    words = {"retention_interval": ("dense", "default"), "routing": get_args(Routing)}.get(name, ())
+    words = {"retention_interval": (DENSE, DEFAULT), "routing": get_args(Routing)}.get(name, ())
     found: list[int | str] = []
     for value in filter(None, (part.strip() for part in text.split(","))):
         number = value.isdecimal() and name != "routing"

@@ -69,9 +69,9 @@ class _Verbs(SuggestingGroup):
             # Past this point click would end the process with 1, which is for findings.
             raise _NobodyReads from error
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+    def short_helps(self, ctx: click.Context) -> list[tuple[str, str]]:
+        """Return them without importing the commands."""
+        return list(VERBS.items())
 
 
 def _one_spelling(token: str) -> str:
@@ -115,7 +115,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.ClickException as error:
         with contextlib.redirect_stderr(io.StringIO()) as said:
             error.show()
-        click.echo(printable(said.getvalue()), nl=False, err=True)
+        # click lists choices in lines of their own.
+        click.echo(printable(said.getvalue().replace("\n\t", " ")), nl=False, err=True)
         return error.exit_code
     except OtelCacheError as error:
         click.echo(f"Error: {printable(str(error))}", err=True)

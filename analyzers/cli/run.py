@@ -3,6 +3,7 @@
 import click
 
 from analyzers.cli.completion import FILE
+from analyzers.cli.says import is_quiet, quiet_option
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -10,6 +11,7 @@ from analyzers.cli.completion import FILE
     "--out", metavar="FILE", type=FILE, help="Write every span there: Parquet if it ends in .parquet, else OTLP JSON."
 )
 @click.option("--endpoint", metavar="URL", help="Export by OTLP to this endpoint.")
+@quiet_option
 @click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(out: str | None, endpoint: str | None, words: tuple[str, ...]) -> None:
     """Run COMMAND with the prefix cache traced, and end with its exit code.
@@ -25,4 +27,4 @@ def command(out: str | None, endpoint: str | None, words: tuple[str, ...]) -> No
 
     from analyzers.cli.supervise import run_traced
 
-    sys.exit(run_traced(list(words), out, endpoint))
+    sys.exit(run_traced(list(words), out, endpoint, quiet=is_quiet()))

@@ -3,6 +3,7 @@
 import click
 
 from analyzers.cli.completion import FILE
+from analyzers.cli.says import is_quiet, quiet_option
 
 
 @click.command("sidecar")
@@ -21,6 +22,7 @@ from analyzers.cli.completion import FILE
 @click.option(
     "--status", is_flag=True, help="Say how the sidecar on the socket is, and leave. Exit code 1: none listens."
 )
+@quiet_option
 def command(
     socket: str | None, out: str | None, append: bool, endpoint: str | None, exit_when_idle: float | None, status: bool
 ) -> None:
@@ -44,6 +46,7 @@ def command(
     given = {"--out": out, "--endpoint": endpoint, "--exit-when-idle": exit_when_idle}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     options += ["--append"] if append else []
+    options += ["--quiet"] if is_quiet() else []
     # -P: what lies in the working folder must not take the place of a module.
     module = [sys.executable, "-P", "-m", "otel_cache.sidecar", "--socket", socket or default_socket()]
     os.execv(sys.executable, [*module, *options])

@@ -21,8 +21,10 @@ KILLED = 128
 _FROM_KERNEL = 0x80
 
 
-def run_traced(command: Sequence[str], out: str | None, endpoint: str | None) -> int:
+def run_traced(command: Sequence[str], out: str | None, endpoint: str | None, *, quiet: bool = False) -> int:
     """Run `command` traced; return its exit code, 128 + n where signal n ended it, 127 or 126 where it cannot start.
+
+    A `quiet` sidecar says errors only.
 
     Raises:
         UsageError: the file cannot be written, or the sidecar did not start; the command was not started then.
@@ -36,7 +38,7 @@ def run_traced(command: Sequence[str], out: str | None, endpoint: str | None) ->
     folder = tempfile.mkdtemp(prefix="otel-cache-")
     try:
         path = str(Path(folder) / "s")
-        sidecar = start_child(path, out, endpoint)
+        sidecar = start_child(path, out, endpoint, quiet=quiet)
         try:
             code = _run(command, traced_environment(command, path, os.environ))
         finally:

@@ -1,12 +1,14 @@
 """`otel-cache worksheet`: the boundaries of a prompt, computed."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from analyzers.cli.completion import FILE
+from analyzers.cli.completion import FILE, kinds, one_of, retentions, vllm_versions
 from analyzers.cli.says import quiet_option, say, say_notes
+from otel_cache.errors import ScenarioError, UsageError
 
 if TYPE_CHECKING:
     from analyzers.settings import Settings
@@ -15,6 +17,12 @@ VERSION = "0.32"
 """Of which vLLM the flags are, unless they say."""
 DROPPING = ("mtp", "eagle", "eagle3")
 """Methods that vLLM's scheduler treats alike: it drops a block of every hit, or lets keys look ahead."""
+METHODS = (*DROPPING, "ngram")
+_FLAGS = "worksheet"
+"""In the place of a file's name, where the engine is that of the flags."""
+_ENGINE_KEY = re.compile(r"engine\.(speculative|block_size|max_num_batched_tokens|\w+_unit|\w+_interval)")
+_OPTION_OF = {"prefix_match_unit": "match_unit", "prefix_cache_retention_interval": "retention_interval"}
+"""Keys of an engine whose flags have other names."""
 
 
 @click.command("worksheet")
@@ -33,20 +41,25 @@ DROPPING = ("mtp", "eagle", "eagle3")
 )
 @click.option("--block-size", type=click.IntRange(1), help="Block of every group that names none, in tokens.  [16]")
 @click.option(
-    "--group", "groups", multiple=True, metavar="KIND[,KEY=VALUE...]",
+    "--group", "groups", multiple=True, metavar="KIND[,KEY=VALUE...]", shell_complete=one_of(kinds),
     help="A KV-cache group: mamba, full_attention or sliding_window, with layers, block_size, window, draft as in a "
     "scenario. May be given several times; without it there is one group of full attention.",
 )  # fmt: skip
 @click.option(
     "--speculative", is_flag=False, flag_value="mtp", metavar="[METHOD|TOKENS]",
+    shell_complete=one_of(lambda: METHODS),
     help="Speculative decoding: mtp (where nothing follows), eagle, eagle3 or ngram; or how many tokens mtp drafts.",
 )  # fmt: skip
 @click.option("--match-unit", type=click.IntRange(1), help="prefix_match_unit, in tokens.")
-@click.option("--retention-interval", metavar="TOKENS", help="Tokens, 0, dense, or default.  [default]")
+@click.option(
+    "--retention-interval", metavar="TOKENS", shell_complete=one_of(retentions),
+    help="Tokens, 0, dense, or default.  [default]",
+)  # fmt: skip
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Most tokens in a step.  [8192]")
 @click.option(
     "--vllm-version",
     metavar="VERSION",
+    shell_complete=one_of(vllm_versions),
     help=f"Of which vLLM the rules are; of one that is newer than those known, the newest's.  [{VERSION}]",
 )
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -120,15 +133,34 @@ def _of_flags(engine: Path | None, given: dict[str, Any], tokens: int) -> "Setti
     if "retention_interval" in given:
         interval = given["retention_interval"]
         data["prefix_cache_retention_interval"] = int(interval) if interval.isdecimal() else interval
-    return configured(checked(data, str(engine) if engine else "worksheet", tokens), version)
+    try:
+        return configured(checked(data, str(engine) if engine else _FLAGS, tokens), version)
+    except ScenarioError as error:
+        raise UsageError(_by_flag(str(error), given, engine)) from None
+
+
+def _by_flag(message: str, given: dict[str, Any], engine: Path | None) -> str:
+    """Name, in place of a place in an engine, the flag that said what stands there."""
+    found = re.match(rf"{re.escape(str(engine or _FLAGS))}: engine\.(\w+)(?:\[(\d+)\])?(?:\.(\w+))?: ", message)
+    name = _OPTION_OF.get(found[1], found[1]) if found else ""
+    if found is None or (engine is not None and name not in given):
+        return message
+    value = given.get(name)
+    said = f" {value[int(found[2])]}" if found[2] and value else ""
+    says = message[found.end() :] if engine else _ENGINE_KEY.sub(_named, message[found.end() :])
+    return f"{_option(name)}{said}: {f'{found[3]}: ' if found[3] else ''}{says}"
+
+
+def _named(key: re.Match[str]) -> str:
+    return _option(_OPTION_OF.get(key[1], key[1]))
 
 
 def _speculative(text: str) -> dict[str, Any] | None:
     """Return what a scenario says of a method, or of a number of tokens that multi-token prediction drafts."""
     if text.isdecimal():
         return {"method": "mtp", "num_speculative_tokens": int(text)} if int(text) else None
-    if text not in (*DROPPING, "ngram"):
-        raise click.UsageError(f"--speculative {text}: no method; there are {', '.join((*DROPPING, 'ngram'))}")
+    if text not in METHODS:
+        raise click.UsageError(f"--speculative {text}: no method; there are {', '.join(METHODS)}, or a number")
     return {"method": "ngram" if text == "ngram" else "mtp"}
 
 

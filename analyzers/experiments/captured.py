@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from analyzers.model import Capture
 from analyzers.settings import Settings, read_settings
+from analyzers.suggestions import instead_of
 from otel_cache.errors import UsageError
 from otel_cache.semconv import names
 
@@ -25,7 +26,7 @@ def settings_of(
     """
     found = {life.replica: read_settings(life.attributes, f"replica {life.replica}") for life in capture.lives}
     if replica is not None and replica not in found:
-        raise UsageError(f"--replica {replica}: not in the capture; there are {', '.join(sorted(found)[:20])}")
+        raise UsageError(f"--replica {replica}: not in the capture; {instead_of(replica, sorted(found))}")
     if replica is None and len(set(found.values())) > 1:
         raise UsageError(
             f"the replicas differ in their settings; choose one with --replica: {', '.join(sorted(found))}"

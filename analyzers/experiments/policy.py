@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-from analyzers.vllm_lab.keys import check_keys
+from analyzers.vllm_lab.keys import check_keys, wrong_value
 from analyzers.vllm_lab.scenario import load_yaml
 from otel_cache.errors import ScenarioError, UsageError
 from otel_cache.semconv import names
@@ -101,10 +101,7 @@ def load_policy(path: Path) -> Policy:
     try:
         policy = msgspec.convert(data, Policy)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at ")
-        if problem.startswith("Invalid enum"):
-            problem += f"; there are {', '.join(get_args(Shape))}"
-        raise UsageError(f"{path}: {place.strip('`').removeprefix('$.') or 'top level'}: {problem}") from error
+        raise UsageError(f"{path}: {wrong_value(error, Policy)}") from error
     _check_rules(policy, path)
     for place, needed in _without_effect(policy):
         raise UsageError(f"{path}: {place}: nothing is asked for, so nothing would be judged; give {needed}")

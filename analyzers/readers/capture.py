@@ -8,8 +8,7 @@ from analyzers.model import Capture
 from analyzers.readers.beside import read_all
 from analyzers.readers.frames import CaptureBuilder
 from analyzers.readers.sources import find_sources
-from analyzers.readers.tally import Progress, Tally, no_progress
-from otel_cache.errors import CaptureError
+from analyzers.readers.tally import Progress, Tally, no_progress, nothing_of_ours
 
 
 def open_capture(
@@ -40,17 +39,5 @@ def open_capture(
     capture = builder.build()
     give_back()
     if not capture.spans:
-        raise _nothing_of_ours([source.label for source in sources], tally)
+        raise nothing_of_ours([source.label for source in sources], tally)
     return capture
-
-
-def _nothing_of_ours(labels: Sequence[str], tally: Tally) -> CaptureError:
-    where = labels[0] if len(labels) == 1 else f"{len(labels)} files ({labels[0]}, ...)"
-    read = f"{tally.foreign} of other programs"
-    if tally.skipped:
-        read += f", {tally.skipped} lines or spans that could not be read"
-    notes = "".join(f"\n  {note}" for note in tally.notes()[:3])
-    return CaptureError(
-        f"{where}: no usable span of otel_cache ({read}). Was the plugin on (`otel-cache run`, or "
-        f"OTEL_PYTHON_VLLM_CACHE_ENABLED=true), and is this the file that the sidecar or a collector wrote?{notes}"
-    )

@@ -12,6 +12,7 @@ from typing import BinaryIO, Literal, Protocol, cast
 
 import msgspec
 
+from analyzers.readers.own_reports import no_capture, report_of
 from otel_cache.errors import CaptureError
 
 if sys.version_info >= (3, 14):
@@ -105,7 +106,7 @@ def open_content(path: Path | None, label: str) -> Iterator[Content]:
     """Open a file, or stdin where `path` is None, and yield what it holds; errors call it `label`.
 
     Raises:
-        CaptureError: the file cannot be opened, is empty, or its head is damaged.
+        CaptureError: the file cannot be opened, is empty, is a report of ours, or its head is damaged.
 
     """
     try:
@@ -129,6 +130,8 @@ def _content(stream: io.BufferedReader, label: str) -> Content:
         stream = inflate(stream)
     if head.startswith(PARQUET_MAGIC):
         return Content("parquet", stream, compressed)
+    if command := report_of(head):
+        raise CaptureError(no_capture(label, command))
     if is_message(head):
         return Content("messages", stream, compressed)
     return Content("document" if _is_document(head) else "lines", stream, compressed)

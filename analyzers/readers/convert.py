@@ -8,7 +8,7 @@ from analyzers.readers.beside import read_all
 from analyzers.readers.columns import Batch
 from analyzers.readers.object_storage import is_address
 from analyzers.readers.sources import find_sources, is_source
-from analyzers.readers.tally import Progress, Tally, no_progress
+from analyzers.readers.tally import Progress, Tally, no_progress, nothing_of_ours
 from otel_cache.errors import UsageError
 
 
@@ -29,10 +29,16 @@ def convert(
     if is_source(output, paths):
         raise UsageError(f"{output} is one of the captures; give another file")
     tally = Tally()
+    sources = find_sources(paths, tally)
 
     def batches() -> Iterator[Batch]:
-        for batch, _ in read_all(find_sources(paths, tally), tally, progress):
+        found = False
+        for batch, _ in read_all(sources, tally, progress):
             tally.add(batch.tally)
+            found = found or any(frame.height for frame in batch.frames.values())
             yield batch
+        if not found:
+            # Before anything is put in the place of the file.
+            raise nothing_of_ours([source.label for source in sources], tally)
 
     return typed_writer.write(batches(), output), tally.notes()

@@ -9,6 +9,7 @@ import polars as pl
 from analyzers.readers import object_storage, typed_parquet
 from analyzers.readers.attributes import shorten
 from analyzers.readers.columns import Batch, BatchBuilder
+from analyzers.readers.own_reports import is_table, no_capture_but_table
 from analyzers.readers.spans import checked_span
 from analyzers.readers.tally import BAD_SPAN, SpanError
 from otel_cache.errors import CaptureError
@@ -68,6 +69,8 @@ def _batches(source: typed_parquet.Source, label: str) -> Iterator[pl.DataFrame]
     try:
         scan = typed_parquet.scan(source)
         schema = scan.collect_schema()
+        if is_table(schema):
+            raise CaptureError(no_capture_but_table(label))
         for name, dtype in COLUMNS.items():
             if name not in schema:
                 raise CaptureError(f"{label}: Parquet, but not a capture of otel-cache: it has no column {name!r}")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analyzers.readers import object_storage
-from analyzers.readers.content import is_capture
+from analyzers.readers.content import PARQUET_MAGIC, is_capture
+from analyzers.readers.own_reports import HEAD_BYTES, is_table_file, report_of
 from analyzers.readers.tally import FILE, Tally
 from otel_cache.errors import CaptureError
 
@@ -18,7 +19,6 @@ SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 PART_SUFFIX = ".part.jsonl"
 """Of the file beside a Parquet file in which the sidecar keeps its spans until it ends."""
 LINE_SUFFIXES = (".jsonl", ".ndjson")
-HEAD_BYTES = 64
 NAMES_SHOWN = 3
 
 
@@ -112,6 +112,10 @@ def _resolve(text: str, tally: Tally) -> Iterator[Source]:
         matches = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 (the pattern may be absolute)
         if not matches:
             raise CaptureError(f"{text}: no file matches this pattern; check the folder and the quoting")
+        reports = [match for match in matches if _is_own_report(Path(match))]
+        if reports and len(reports) < len(matches):
+            matches = [match for match in matches if match not in reports]
+            _note_others(text, reports, tally)
         for match in matches:
             if Path(match).is_dir():
                 if "**" not in text:
@@ -174,10 +178,14 @@ def _walk(folder: Path, tally: Tally) -> Iterator[Source]:
             f"{folder}: no capture in this folder; looked for OTLP JSON and Protobuf, Parquet, and downloads of Jaeger "
             "and Tempo, compressed or not, in subfolders too"
         )
+    _note_others(str(folder), others, tally)
+
+
+def _note_others(where: str, others: Sequence[str], tally: Tally) -> None:
     if others:
         shown = ", ".join(others[:NAMES_SHOWN]) + (", ..." if len(others) > NAMES_SHOWN else "")
         plural = "file that is no capture" if len(others) == 1 else "files that are no captures"
-        tally.note(FILE, f"{folder}: {len(others)} {plural} passed over ({shown})")
+        tally.note(FILE, f"{where}: {len(others)} {plural} passed over ({shown})")
 
 
 def _raise_unreadable(error: OSError) -> None:
@@ -191,9 +199,21 @@ def looks_like_capture(path: Path) -> bool:
         CaptureError: it cannot be read.
 
     """
+    head = _head(path)
+    return bool(head) and (is_capture(head) or path.suffix in LINE_SUFFIXES) and not _is_report(path, head)
+
+
+def _is_own_report(path: Path) -> bool:
+    return path.is_file() and _is_report(path, _head(path))
+
+
+def _is_report(path: Path, head: bytes) -> bool:
+    return bool(report_of(head)) or (head.startswith(PARQUET_MAGIC) and is_table_file(path))
+
+
+def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as stream:
-            head = stream.read(HEAD_BYTES)
+            return stream.read(HEAD_BYTES)
     except OSError as error:
         raise CaptureError(f"{path}: cannot be read ({error.strerror})") from error
-    return bool(head) and (is_capture(head) or path.suffix in LINE_SUFFIXES)

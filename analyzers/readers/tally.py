@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from otel_cache.errors import CaptureError
+
 NOTES_PER_KIND = 5
 NOT_JSON = "lines that are not JSON"
 NOT_OTLP = "lines that are not OTLP"
@@ -82,3 +84,16 @@ class Tally:
             plural = "" if self.duplicates == 1 else "s"
             sentences.append(f"{self.duplicates} span{plural} came more than once and counted once")
         return sentences
+
+
+def nothing_of_ours(labels: Sequence[str], tally: Tally) -> CaptureError:
+    """Return the error that the inputs of these names hold no span that is of use."""
+    where = labels[0] if len(labels) == 1 else f"{len(labels)} files ({labels[0]}, ...)"
+    read = f"{tally.foreign} of other programs"
+    if tally.skipped:
+        read += f", {tally.skipped} lines or spans that could not be read"
+    notes = "".join(f"\n  {note}" for note in tally.notes()[:3])
+    return CaptureError(
+        f"{where}: no usable span of otel_cache ({read}). Was the plugin on (`otel-cache run`, or "
+        f"OTEL_PYTHON_VLLM_CACHE_ENABLED=true), and is this the file that the sidecar or a collector wrote?{notes}"
+    )

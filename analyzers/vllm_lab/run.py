@@ -188,15 +188,19 @@ def run_scenarios(
     out: Path,
     vllm: Path | None = None,
     note: Callable[[str], None] = lambda text: None,
+    *,
+    quiet: bool = False,
 ) -> Ran:
     """Run scenarios, each with its name, on one vLLM; all their spans go to `out`. `note` is told what is going on.
+
+    The sidecar says on stderr where else the spans went, unless it is to be `quiet`.
 
     Raises:
         LabError: vLLM cannot be run, or refuses a scenario.
 
     """
     results = []
-    with LabWorker(vllm) as worker, _sidecar(out) as sidecar:
+    with LabWorker(vllm) as worker, _sidecar(out, quiet) as sidecar:
         note("starting vLLM")
         for name, scenario in scenarios:
             note(f"running {name}")
@@ -213,7 +217,7 @@ class _Sidecar:
 
 
 @contextlib.contextmanager
-def _sidecar(out: Path) -> Iterator[_Sidecar]:
+def _sidecar(out: Path, quiet: bool = False) -> Iterator[_Sidecar]:
     """Run a sidecar that writes to `out`; the file is complete when the context ends.
 
     How many spans are in it is for the caller to say, who knows what becomes of the file.
@@ -225,7 +229,7 @@ def _sidecar(out: Path) -> Iterator[_Sidecar]:
     # A socket's path is at most 107 bytes, whatever the length of TMPDIR.
     folder = Path(tempfile.mkdtemp(prefix="otel-cache-", dir="/tmp"))
     try:
-        child = start_child(str(folder / "socket"), str(out), None, silent=True)
+        child = start_child(str(folder / "socket"), str(out), None, silent=True, quiet=quiet)
         running = _Sidecar(folder / "socket")
         try:
             yield running

@@ -34,7 +34,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import yaml
 
-from analyzers.vllm_lab.keys import check_keys
+from analyzers.vllm_lab.keys import check_keys, wrong_value
 from analyzers.vllm_lab.tokens import VOCABULARY
 from otel_cache.errors import ScenarioError
 
@@ -235,6 +235,11 @@ def find_scenario(name: Path) -> Path:
     return shipped if len(name.parts) == 1 and not name.exists() and shipped.is_file() else name
 
 
+def shipped_scenarios() -> list[str]:
+    """Return the names of the scenarios that come with otel-cache."""
+    return sorted(path.stem for path in (Path(__file__).parent / "scenarios").glob("*.yaml"))
+
+
 def load_scenario(path: Path) -> Scenario:
     """Read a scenario from a YAML file.
 
@@ -255,8 +260,7 @@ def load_yaml(path: Path, what: str) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        shipped = ", ".join(sorted(known.stem for known in (Path(__file__).parent / "scenarios").glob("*.yaml")))
-        hint = f", or the name of one that ships: {shipped}" if what == "a scenario" else ""
+        hint = f", or the name of one that ships: {', '.join(shipped_scenarios())}" if what == "a scenario" else ""
         raise ScenarioError(f"{path}: no such file; give the path of {what} in YAML{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{path}: cannot be read as text: {error}") from error
@@ -285,7 +289,6 @@ def parse_scenario(data: object, source: str = "scenario") -> Scenario:
     try:
         scenario = msgspec.convert(data, Scenario)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at ")
-        raise ScenarioError(f"{source}: {place.strip('`').removeprefix('$.') or 'top level'}: {problem}") from error
+        raise ScenarioError(f"{source}: {wrong_value(error, Scenario)}") from error
     check_scenario(scenario, source)
     return scenario

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import msgspec
 
 from analyzers.vllm_lab.checks import check_scenario
-from analyzers.vllm_lab.keys import check_keys
+from analyzers.vllm_lab.keys import check_keys, wrong_value
 from analyzers.vllm_lab.routing import Routing, routed
 from analyzers.vllm_lab.scenario import (
     Count,
@@ -78,8 +78,7 @@ def load_engine(path: Path) -> EngineFile:
     try:
         return msgspec.convert(data, EngineFile)
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at ")
-        raise ScenarioError(f"{path}: {place.strip('`').removeprefix('$.') or 'top level'}: {problem}") from error
+        raise ScenarioError(f"{path}: {wrong_value(error, EngineFile)}") from error
 
 
 def engine_data(path: Path) -> dict[str, Any]:

@@ -45,6 +45,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--exit-when-idle", type=float, metavar="SECONDS", help="leave so long after the last connection was closed"
     )
+    parser.add_argument("--quiet", action="store_true", help="say nothing on stderr but errors, and what was lost")
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--parent-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--written-fd", type=int, help=argparse.SUPPRESS)
@@ -56,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     handler = logging.StreamHandler()
     handler.addFilter(_Once())
-    logging.basicConfig(level=logging.WARNING, format="otel-cache: %(message)s", handlers=[handler])
+    logging.basicConfig(
+        level=logging.ERROR if options.quiet else logging.WARNING, format="otel-cache: %(message)s", handlers=[handler]
+    )
     from otel_cache.sidecar.service import Options, serve
 
     try:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from otel_cache.config import EXPORT
 from otel_cache.errors import UsageError
@@ -54,6 +54,7 @@ class Options:
         parent_fd: descriptor that reads as ended when whoever started the sidecar is gone; None: none.
         written_fd: descriptor that gets the number of spans in `out` at the end, for whoever started the sidecar to
             say; None: the sidecar says it.
+        quiet: say at the end what was lost, and nothing else.
 
     """
 
@@ -65,6 +66,14 @@ class Options:
     ready_fd: int | None = None
     parent_fd: int | None = None
     written_fd: int | None = None
+    quiet: bool = False
+
+
+class _Said(NamedTuple):
+    """What a sidecar says at its end; `loss`: that something is missing, which is never kept back."""
+
+    says: str
+    loss: bool = False
 
 
 class _Writer(Protocol):
@@ -124,9 +133,9 @@ class _Outputs:
         if self.exports is not None:
             self.exports.flush()
 
-    def close(self) -> list[str]:
+    def close(self) -> list[_Said]:
         """Finish; return what to say about it."""
-        notes: list[str] = []
+        notes: list[_Said] = []
         kept = 0
         if self.plane is not None:
             self.plane.close()
@@ -135,25 +144,25 @@ class _Outputs:
         if self.file is not None:
             self.file.close()
             if self._written_fd is None:
-                notes.append(f"{self.file.written} spans written to {self.file.path}")
+                notes.append(_Said(f"{self.file.written} spans written to {self.file.path}"))
             else:
                 with contextlib.suppress(OSError):
                     os.write(self._written_fd, str(self.file.written).encode())
             if self.file.lost:
-                notes.append(f"{self.file.lost} spans could not be written")
+                notes.append(_Said(f"{self.file.lost} spans could not be written", loss=True))
         standing = self.exports.backlog.standing if self.exports is not None else NOTHING
         if self.exports is not None and (standing.sent or standing.lost or kept):
-            notes.append(f"{standing.sent} spans exported to {self.endpoint}")
+            notes.append(_Said(f"{standing.sent} spans exported to {self.endpoint}"))
             if kept:
-                notes.append(f"{kept} spans kept on disk for the next sidecar")
+                notes.append(_Said(f"{kept} spans kept on disk for the next sidecar"))
             if standing.lost:
-                notes.append(f"{standing.lost} spans could not be exported")
+                notes.append(_Said(f"{standing.lost} spans could not be exported", loss=True))
             if self.exports.backlog.torn:
-                notes.append(f"{self.exports.backlog.torn} batches in the spool were cut short")
+                notes.append(_Said(f"{self.exports.backlog.torn} batches in the spool were cut short", loss=True))
         if self.plane is not None and self.plane.sampled_out:
-            notes.append(f"{self.plane.sampled_out} spans not exported because of sampling")
+            notes.append(_Said(f"{self.plane.sampled_out} spans not exported because of sampling"))
         if self.plane is not None and self.plane.thinned:
-            notes.append(f"{self.plane.thinned} spans of steps not exported, as {EXPORT} asks")
+            notes.append(_Said(f"{self.plane.thinned} spans of steps not exported, as {EXPORT} asks"))
         return notes
 
 
@@ -220,8 +229,8 @@ def serve(options: Options) -> bool:
             notes = outputs.close()
     # Whoever started it silently knows better why none came.
     if not processes.heard and options.written_fd is None:
-        notes.append("no vLLM process connected (is otel-cache installed in its environment?)")
-    _report(notes, receiver, processes)
+        notes.append(_Said("no vLLM process connected (is otel-cache installed in its environment?)"))
+    _report(notes, receiver, processes, options.quiet)
     return outputs.file is None or not outputs.file.lost
 
 
@@ -284,7 +293,7 @@ def _open_spool(settings: Settings, endpoint: str) -> Spool | None:
         return None
 
 
-def _leave(receiver: Receiver, outputs: _Outputs, options: Options) -> list[str] | None:
+def _leave(receiver: Receiver, outputs: _Outputs, options: Options) -> list[_Said] | None:
     """Close down because nobody is connected; None where somebody is after all.
 
     Under the lock, so that whoever finds nobody listening starts the next sidecar only when this one is done with
@@ -357,15 +366,16 @@ def _open_file(path: str, append: bool) -> _Writer:
     return JsonLinesWriter(path, append=append)
 
 
-def _report(notes: list[str], receiver: Receiver, processes: Processes) -> None:
+def _report(notes: list[_Said], receiver: Receiver, processes: Processes, quiet: bool) -> None:
     if processes.missing:
-        notes.append(f"{processes.missing} records never arrived")
+        notes.append(_Said(f"{processes.missing} records never arrived", loss=True))
     if processes.failed:
-        notes.append(f"{processes.failed} records could not be made spans")
+        notes.append(_Said(f"{processes.failed} records could not be made spans", loss=True))
     if receiver.malformed_records:
-        notes.append(f"{receiver.malformed_records} records could not be read")
+        notes.append(_Said(f"{receiver.malformed_records} records could not be read", loss=True))
     if receiver.rejected:
-        notes.append(f"{receiver.rejected} connections were refused")
-    if notes:
+        notes.append(_Said(f"{receiver.rejected} connections were refused", loss=True))
+    told = [note.says for note in notes if note.loss or not quiet]
+    if told:
         with contextlib.suppress(OSError):
-            print("otel-cache: " + ", ".join(notes), file=sys.stderr)
+            print("otel-cache: " + ", ".join(told), file=sys.stderr)

@@ -126,8 +126,10 @@ def test_what_cannot_be_read_is_a_sentence_and_exit_code_2(tmp_path: Path, conte
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["analyze"], "give the PATH of a capture, or --example"),
-        (["analyze", "x", "--example"], "give the PATH of a capture, or --example"),
+        (["analyze"], "give a capture (PATH), or --example"),
+        (["analyze", "x", "--example"], "PATH and --example are both given: leave one of them out"),
+        (["analyze", "--example", "--format", "parquet"], "needs --output FILE: it is not written to stdout"),
+        (["fetch"], "Missing argument '{jaeger|tempo}'. Choose from: jaeger, tempo\n"),
         (["analyze", "x", "--format", "xml"], "'xml' is not one of"),
         (["analyze", "x", "--lookups", "some"], "'some' is not one of"),
         (["anlyze", "x"], "no such command 'anlyze'; did you mean 'analyze'?"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from analyzers.suggestions import instead_of
 from tests.cli.test_analyze import run
 
 EXAMPLE = Path(str(files("analyzers") / "examples" / "model_case.jsonl"))
@@ -42,22 +43,43 @@ def test_the_story_of_a_hit_says_who_left_what_it_hit() -> None:
 def test_the_example_needs_no_capture() -> None:
     done = run("explain", "repeat-0", "--example")
     assert (done.returncode, done.stdout) == (0, run("explain", "repeat-0", EXAMPLE).stdout)
-    for words in (["repeat-0"], ["repeat-0", str(EXAMPLE), "--example"]):
+    for words, said in (
+        (["repeat-0"], "give a capture (CAPTURE), or --example"),
+        (["repeat-0", str(EXAMPLE), "--example"], "CAPTURE and --example are both given"),
+    ):
         done = run("explain", *words)
         assert (done.returncode, done.stdout) == (2, "")
-        assert "give a CAPTURE, or --example" in done.stderr
+        assert said in done.stderr
 
 
 def test_a_request_that_is_not_there() -> None:
-    done = run("explain", "repeat-9", EXAMPLE)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "repeat-9: the capture has no lookup of a request with this id; there are repeat-" in done.stderr
+    """Of few requests all are told."""
+    for name in ("repeat-9", "rep", "x"):
+        done = run("explain", name, EXAMPLE)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            f"Error: {name}: the capture has no lookup of a request with this id; "
+            "there are cold, repeat-0, repeat-1, repeat-2\n"
+        )
 
 
-def test_the_beginning_of_an_id_finds_those_that_go_on_with_it() -> None:
-    done = run("explain", "rep", EXAMPLE)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "with this id; there are repeat-0, repeat-1, repeat-2" in done.stderr
+NAMES = [f"repeat-{index}" for index in range(20)] + ["cold", "repeat-0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "says"),
+    [
+        ("x", [], ""),
+        ("x", ["a", "a"], "there is only a"),
+        ("repeat", NAMES[:8], f"there are {', '.join(NAMES[:8])}"),
+        ("repeat-1", NAMES[2:], "did you mean repeat-10, repeat-11 or repeat-12?"),
+        ("colt", NAMES, "did you mean cold?"),
+        ("zzz", NAMES, "there are repeat-0, repeat-1, repeat-2 and 18 more"),
+    ],
+)
+def test_what_is_said_in_the_place_of_a_name(name: str, known: list[str], says: str) -> None:
+    """Of few names all; of many what is near is a guess, and said to be one."""
+    assert instead_of(name, known) == says
 
 
 def test_a_request_without_a_name() -> None:
@@ -72,6 +94,8 @@ def test_fail_on(rules: str, code: int) -> None:
     done = run("analyze", EXAMPLE, "--fail-on", rules)
     assert done.returncode == code
     assert "Of 47,640 prompt tokens" in done.stdout
+    said = "--fail-on: there is a finding of shifted-boundary\n" if code else ""
+    assert done.stderr == run("-q", "analyze", EXAMPLE, "--fail-on", rules).stderr == said
 
 
 def test_fail_on_a_rule_that_does_not_exist() -> None:
@@ -100,7 +124,7 @@ def test_a_choice_of_lookups() -> None:
     [
         (["--since", "yesterday"], "--since yesterday: neither a time such as"),
         (["--until", "10"], "--until 10: neither"),
-        (["--replica", "r9"], "--replica r9: not in the capture; there are replica-0"),
+        (["--replica", "r9"], "--replica r9: not in the capture; there is only replica-0"),
         (["--family", "x"], "--family x: no request of the capture has this id"),
         (["--since", "2s", "--until", "1s"], "--since 2s is later than --until 1s: no lookup lies between them"),
         (["--since", "2100-01-01", "--until", "1h"], "--since 2100-01-01 is later than --until 1h"),

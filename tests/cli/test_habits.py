@@ -37,11 +37,6 @@ def _written_by(command: click.Command) -> list[str]:
     return [option for each in command.params for option in each.opts if option in SPELLINGS]
 
 
-SPEAKING = set(EVERY) - {"lab", "run", "sidecar", "doctor"}
-"""Commands with notes or progress on stderr. A group has nothing to say; `run` and `sidecar` say errors only; what
-`doctor` says is its result."""
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_examples_of_the_help_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every help text has some, for its own command; each is run, or checked as far as tests/docs/examples.py says."""
@@ -67,8 +62,23 @@ def test_quiet_before_and_after_the_command(tmp_path: Path) -> None:
     assert otel_cache("-q", "analyze", tmp_path / "none").stderr.startswith("Error: ")
 
 
-def test_every_command_that_speaks_can_be_quiet() -> None:
-    assert {name for name, each in EVERY.items() if any(param.name == "quiet" for param in each.params)} == SPEAKING
+@pytest.mark.parametrize("name", EVERY)
+def test_every_command_can_be_quiet(name: str) -> None:
+    assert ["-q", "--quiet"] in [param.opts for param in EVERY[name].params]
+
+
+@pytest.mark.parametrize("name", [name for name, each in EVERY.items() if isinstance(each, click.Group)])
+@pytest.mark.parametrize("width", [40, 80])
+def test_no_help_is_cut(name: str, width: int) -> None:
+    """The line of a command in its group's help is a whole sentence, however narrow the terminal."""
+    group = EVERY[name]
+    assert isinstance(group, click.Group)
+    context = click.Context(group, info_name=name, terminal_width=width)
+    told = " ".join(group.get_help(context).partition("Commands:")[2].split())
+    assert "..." not in told
+    for command, says in group.short_helps(context):  # type: ignore[attr-defined]
+        assert f"{command} {says}" in told
+        assert says.endswith((".", "?"))
 
 
 def on_a_terminal(*arguments: object) -> tuple[int, str]:
@@ -119,12 +129,32 @@ def test_completion() -> None:
     assert completed("explain", "r", "--ex") == ["plain,--example"]
     assert completed("analyze", "--fail-on", "shift") == ["plain,shifted-boundary"]
     assert completed("analyze", "--fail-on", "evicted,sampl") == ["plain,evicted,sampled"]
+    assert completed("lab", "sweep", "x", "--routing", "random,sticky_p") == ["plain,random,sticky_prefix"]
+    assert completed("lab", "sweep", "x", "--retention-interval", "0,de") == ["plain,0,dense", "plain,0,default"]
+    assert completed("lab", "sweep", "x", "--vllm", "inst") == ["plain,installed"]
+    assert completed("worksheet", "--speculative", "ea") == ["plain,eagle", "plain,eagle3"]
+    assert completed("worksheet", "--group", "ma") == ["plain,mamba"]
+    assert completed("worksheet", "--retention-interval", "de") == ["plain,dense", "plain,default"]
+    assert completed("worksheet", "--vllm-version", "0.2")[0].startswith("plain,0.2")
+    for words in (["run"], ["sweep"]):
+        assert completed("lab", *words, "model") == ["plain,model_case"]
+        assert completed("lab", *words, "x", "--engine", "sa") == ["plain,same"]
+        assert completed("lab", *words, "x.y") == ["file,x.y"]
     for words in (["analyze", "cap"], ["explain", "r", "cap"], ["convert", "x", "--output", "cap"], ["diff", "cap"]):
         assert completed(*words) == ["file,cap"], words
     source = {**os.environ, "_OTEL_CACHE_COMPLETE": "bash_source"}
     script = subprocess.run(COMMAND, env=source, capture_output=True, text=True, timeout=60).stdout
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
     assert "_OTEL_CACHE_COMPLETE=bash_complete" in script
+
+
+def test_paths_beside_words_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bash shows its own only where no word is offered."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.yaml").touch()
+    (tmp_path / "models").mkdir()
+    (tmp_path / ".hidden").touch()
+    assert completed("lab", "run", "mod") == ["plain,model_case", "plain,model.yaml", "plain,models/"]
 
 
 @pytest.mark.parametrize(

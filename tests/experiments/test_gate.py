@@ -226,7 +226,7 @@ def test_forms(tmp_path: Path) -> None:
         ("first: {}\n", "first: unknown key; did you mean first_repeat?"),
         (
             "first_repeat: {shapes: [divergence]}\n",
-            "first_repeat.shapes[0]: Invalid enum value 'divergence'; there are",
+            "first_repeat.shapes[0]: unknown value 'divergence'; there are identical, extension",
         ),
         ("first_repeat: {shapes: []}\n", "first_repeat.shapes: nothing is asked for"),
         ("evictions: {}\n", "evictions: nothing is asked for, so nothing would be judged; give at_most_blocks"),

@@ -289,7 +289,13 @@ def test_ways_to_speculate(speculative: list[object], boundary: int) -> None:
         (["--prompt-tokens", "5", "--vllm-version", "new"], "'new' is no version of vLLM"),
         (["--prompt-tokens", "5", "--vllm-version", "0.20"], "its rules are not known"),
         (["--prompt-tokens", "5", "--group", "mamba,layers"], "'layers' is not KEY=TOKENS"),
-        (["--prompt-tokens", "5", "--group", "mambo"], "engine.groups[0].kind"),
+        (["--prompt-tokens", "5", "--group", "mambo"], "Error: --group mambo: kind: unknown value 'mambo'; there are "),
+        (["--prompt-tokens", "5", "--group", "mamba", "--group", "full_attention,layer=2"],
+         "Error: --group full_attention,layer=2: layer: unknown key; did you mean layers?"),
+        (["--prompt-tokens", "5", "--group", "full_attention,draft"], "there is no drafter without --speculative"),
+        (["--prompt-tokens", "5", "--match-unit", "7"], "Error: --match-unit: 7 does not divide"),
+        (["--prompt-tokens", "5", "--retention-interval", "x"], "Error: --retention-interval: unknown value 'x'"),
+        (["--prompt-tokens", "5", "--block-size", "16384", "--group", "mamba"], "Error: --max-num-batched-tokens: "),
         (["--prompt-tokens", "5", "--replica", "a"], "give the capture with --from"),
         (["--prompt-tokens", "5", "--from", "none.jsonl"], "none.jsonl"),
         (["--prompt-tokens", "5", "--from", "x", "--block-size", "3"], "--block-size: the capture says it already"),
@@ -304,3 +310,12 @@ def test_what_cannot_be(arguments: list[str], message: str) -> None:
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_wrong_in_a_file_is_told_by_its_place_there(tmp_path: Path) -> None:
+    """And what a flag put in its place, by the flag."""
+    engine = tmp_path / "engine.yaml"
+    engine.write_text("engine: {groups: [{kind: mambaa}]}\n")
+    given = ["worksheet", "--prompt-tokens", "5", "--engine", engine]
+    assert f"{engine}: engine.groups[0].kind: unknown value 'mambaa'" in command(*given).stderr
+    assert "Error: --group mambo: kind: unknown value" in command(*given, "--group", "mambo").stderr

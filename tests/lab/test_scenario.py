@@ -148,7 +148,15 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "requests[0].prompt[0].tokens: Expected `int` >= 1",
     ),
     "empty pool": (put("engine", "num_gpu_blocks", value=0), "engine.num_gpu_blocks: Expected `int` >= 1"),
-    "kind": (put("engine", "groups", 0, "kind", value="linear"), "engine.groups[0].kind: Invalid enum value 'linear'"),
+    "kind": (
+        put("engine", "groups", 0, "kind", value="linear"),
+        "engine.groups[0].kind: unknown value 'linear'; there are mamba, full_attention, sliding_window",
+    ),
+    "misspelt kind": (
+        put("engine", "groups", 0, "kind", value="mambaa"),
+        "engine.groups[0].kind: unknown value 'mambaa'; there are mamba, full_attention, sliding_window. "
+        "Did you mean mamba?",
+    ),
     "no requests": (put("requests", value=[]), "requests: Expected `array` of length >= 1"),
     "no prompt": (put("requests", 0, "prompt", value=[]), "requests[0].prompt: Expected `array` of length >= 1"),
     "same id": (put("requests", 1, "id", value="cold"), "requests[1].id: 'cold' stands twice"),
@@ -176,7 +184,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "retention word": (
         put("engine", "prefix_cache_retention_interval", value="sparse"),
-        "engine.prefix_cache_retention_interval: ",
+        "engine.prefix_cache_retention_interval: unknown value 'sparse'; there are dense, default, a number",
     ),
     "match unit": (
         put("engine", "prefix_match_unit", value=48),
@@ -192,7 +200,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "method": (
         put("engine", "speculative", value={"method": "magic"}),
-        "engine.speculative.method: Invalid enum value",
+        "engine.speculative.method: unknown value 'magic'; there are mtp, ngram",
     ),
     "length": (
         put("requests", 0, "prompt", 0, "tokens", value=200000),
@@ -203,7 +211,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
         put("engine", value={"groups": FULL, "connector": "decode_bench", "cpu_offload": {"blocks": 9}}),
         "engine.cpu_offload: is a connector of its own",
     ),
-    "connector": (put("engine", "connector", value="nixl"), "engine.connector: Invalid enum value 'nixl'"),
+    "connector": (
+        put("engine", "connector", value="nixl"),
+        "engine.connector: unknown value 'nixl'; there are decode_bench, a mapping",
+    ),
     "connector's class": (
         put("engine", "connector", value={"module_path": "mine"}),
         "engine.connector.class: missing",

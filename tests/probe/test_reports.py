@@ -1,5 +1,6 @@
 """The JSON report against its description, and comparisons of answers."""
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from analyzers.probe.compare import between, within
 from analyzers.probe.json import to_object
 from analyzers.probe.model import CONTROL, PROBED
 from analyzers.probe.run import Request, probe
+from analyzers.readers.own_reports import report_of
 
 from .observations import observation
 from .small_server import Small, SmallServer
@@ -54,6 +56,10 @@ def test_every_key_is_described(report: dict[str, Any]) -> None:
     assert {key.removeprefix("verdict.") for key in found if key.startswith("verdict.")} == shape
     against = {key.removeprefix(same[2]) for key in found if key.startswith(same[2])}
     assert against == outputs
+
+
+def test_it_is_known_for_no_capture(report: dict[str, Any]) -> None:
+    assert report_of(json.dumps(report, indent=2).encode()) == "probe"
 
 
 def test_every_verdict_is_described() -> None:

@@ -118,6 +118,21 @@ def test_what_is_converted_keeps_its_counts_notes_and_other_programs(tmp_path: P
     assert sorted(each.name for each in tmp_path.iterdir()) == ["0.jsonl", "typed"]
 
 
+@pytest.mark.parametrize("content", [b'{"resourceSpans":[]}\n', b"junk\n", otlp.line({}, [{}, {}], scope="other")])
+def test_what_has_no_span_of_ours_is_refused_in_the_same_words(tmp_path: Path, content: bytes) -> None:
+    """To convert as to analyze; what was in the place of the file is there still."""
+    (tmp_path / "spans").write_bytes(content)
+    (tmp_path / "typed").write_bytes(b"before")
+    with pytest.raises(CaptureError) as analyzed:
+        open_capture(tmp_path / "spans")
+    for name in ("typed", "new"):
+        with pytest.raises(CaptureError, match="no usable span of otel_cache") as converted:
+            convert([tmp_path / "spans"], str(tmp_path / name))
+        assert str(converted.value) == str(analyzed.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["spans", "typed"]
+    assert (tmp_path / "typed").read_bytes() == b"before"
+
+
 def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "spans").write_bytes(b"".join(LINES))
     with pytest.raises(UsageError, match="one of the captures"):

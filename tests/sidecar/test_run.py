@@ -62,6 +62,17 @@ def test_a_file_that_cannot_be_is_said_before_the_command_starts(tmp_path, out):
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.parametrize("words", [["-q", "run"], ["run", "-q"], ["run", "--quiet"]])
+def test_quiet(words, tmp_path):
+    """Nothing but what the command says; behind its name an option is the command's."""
+    spans = [RUN[0], *words, "--out", str(tmp_path / "o.jsonl"), "--"]
+    done = subprocess.run([*spans, "sh", "-c", 'echo "$1" >&2', "sh", "-q"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "-q\n")
+    assert (tmp_path / "o.jsonl").exists()
+    done = subprocess.run([*spans, "no-such-command"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (127, "otel-cache: there is no command no-such-command\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_signals_are_passed_on(tmp_path, number):
     script = f"trap 'echo got; exit 3' {number.name[3:]}; echo ready; while :; do sleep 0.05; done"

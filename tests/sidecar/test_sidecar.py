@@ -184,6 +184,22 @@ def test_a_full_disk_is_counted_and_the_sidecar_goes_on(start, socket_path, capf
     assert f"0 spans written to /dev/full, {2 * SPANS} spans could not be written" in complaints
 
 
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [("out.jsonl", ""), ("/dev/full", f"No space left on device|otel-cache: {2 * SPANS} spans could not be written\n")],
+)
+def test_a_quiet_sidecar_says_what_was_lost_and_nothing_else(socket_path, tmp_path, capfd, out, said):
+    child = start_child(socket_path, str(tmp_path / out), quiet=True)
+    peer = Peer(socket_path, hello())
+    for first in (0, 10):
+        peer.send(*whole_request(first))
+    child.stop()
+    complaints = capfd.readouterr().err
+    assert bool(complaints) == bool(said)
+    assert all(part in complaints for part in said.split("|"))
+    assert "spans written" not in complaints
+
+
 def test_one_sidecar_per_socket(start, socket_path, tmp_path):
     start(tmp_path / "out.jsonl")
     with pytest.raises(UsageError, match="exit code 2"):
