@@ -82,9 +82,7 @@ def command(
     check_example(paths, example, "PATH")
     if "" in paths:
         raise click.UsageError("an empty PATH: is a variable unset? Use . for the current folder")
-    if output is not None:
-        _refuse_to_overwrite(output, paths)
-    elif form == "parquet":
+    if output is None and form == "parquet":
         raise click.UsageError("--format parquet needs --output FILE: it is not written to stdout")
     failing = _rules(fail_on)
     with StatusLine() as line:
@@ -263,13 +261,6 @@ def _clock(time: object) -> str:
 
 def _colorful() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def _refuse_to_overwrite(output: str, paths: tuple[str, ...]) -> None:
-    from analyzers.readers import is_source
-
-    if is_source(output, paths):
-        raise click.UsageError(f"--output {output} is one of the captures; give another file")
 
 
 def _write(report: str | bytes, output: str | None) -> None:

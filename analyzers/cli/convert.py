@@ -3,12 +3,13 @@
 import click
 
 from analyzers.cli.completion import FILE
+from analyzers.cli.files import output_option
 from analyzers.cli.says import StatusLine, quiet_option, say, say_notes
 
 
 @click.command("convert")
 @click.argument("paths", metavar="CAPTURE...", nargs=-1, required=True, type=FILE)
-@click.option("--output", metavar="FILE", type=FILE, required=True, help="The Parquet file to write; it is replaced.")
+@output_option("--output", required=True, help="The Parquet file to write; it is replaced.")
 @quiet_option
 def command(paths: tuple[str, ...], output: str) -> None:
     """Write captures to one Parquet file with typed columns, which all commands read far faster than what it came from.

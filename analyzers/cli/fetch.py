@@ -8,6 +8,7 @@ from typing import Literal
 import click
 
 from analyzers.cli.completion import FILE
+from analyzers.cli.files import output_option
 from analyzers.cli.says import StatusLine, quiet_option, say, say_notes
 
 TOKEN = "OTEL_CACHE_BEARER_TOKEN"
@@ -18,9 +19,7 @@ TENANT_HEADERS = {"jaeger": "x-tenant", "tempo": "X-Scope-OrgID"}
 @click.command("fetch")
 @click.argument("backend", type=click.Choice(["jaeger", "tempo"]))
 @click.argument("url")
-@click.option(
-    "--out", metavar="FILE", type=FILE, required=True, help="Write the capture there, as OTLP JSON lines; - for stdout."
-)  # fmt: skip
+@output_option("--out", required=True, help="Write the capture there, as OTLP JSON lines; - for stdout.")
 @click.option(
     "--since", metavar="TIME", default="1h", show_default=True,
     help="Spans from then on: so long ago (90s, 10m, 2h, 7d), or ISO 8601.",

@@ -1,13 +1,19 @@
-"""Files that a command writes: whole, or not at all; and whether it keeps what it reads."""
+"""Files that a command writes: whole, or not at all, and never over what it reads; and whether it keeps that."""
 
 import contextlib
+import functools
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
-from otel_cache.errors import UsageError
+from analyzers.cli.completion import FILE
+from otel_cache.errors import CaptureError, UsageError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 cache_option = click.option(
     "--cache",
@@ -16,13 +22,56 @@ cache_option = click.option(
 )
 
 
+def output_option(name: str, **settings: Any) -> Callable[[Command], Command]:
+    """Return what gives a command an option for the file that it writes, and ends it before it writes over an input.
+
+    Its inputs are all other parameters that are paths, but not of folders alone.
+    """
+    options: dict[str, Any] = {"metavar": "FILE", "type": FILE} | settings
+
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def checked(*args: Any, **given: Any) -> Any:
+            written = given[name.removeprefix("--")]
+            if written is not None:
+                refuse_inputs(str(written), name)
+            return command(*args, **given)
+
+        return click.option(name, **options)(checked)  # type: ignore[return-value]
+
+    return add
+
+
+def refuse_inputs(path: str, option: str = "--output") -> None:
+    """Raise where the file `path`, which `option` names, is one that the current command reads.
+
+    Raises:
+        UsageError: it is.
+
+    """
+    context = click.get_current_context(silent=True)
+    if context is None or not os.path.exists(path):  # noqa: PTH110
+        return
+    from analyzers.readers import is_source
+
+    for each in context.command.params:
+        if isinstance(each.type, click.Path) and each.type.file_okay and option not in each.opts:
+            given = context.params.get(each.name or "")
+            for source in filter(None, given if isinstance(given, tuple) else (given,)):
+                # What is no capture, or not there, is for whoever reads it to tell.
+                with contextlib.suppress(CaptureError):
+                    if is_source(path, [source]):
+                        raise UsageError(f"{option} {path} is one of the inputs ({source}); give another file")
+
+
 def write_whole(path: str, data: str | bytes) -> None:
     """Write `data` to `path`: who reads it finds what was there before or all of it, also if the command is stopped.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: the file cannot be written, or the command reads it.
 
     """
+    refuse_inputs(path)
     target = Path(path)
     content = data.encode() if isinstance(data, str) else data
     try:

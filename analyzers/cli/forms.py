@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from analyzers.cli.completion import FILE
+from analyzers.cli.files import output_option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 TEXT = "text"
@@ -32,9 +32,7 @@ def report_options(*forms: str, what: str, help: str = "") -> Callable[[Command]
         return form or asked
 
     def add(command: Command) -> Command:
-        written = click.option(
-            "--output", metavar="FILE", type=FILE, help=f"Write the {what} there instead of to stdout."
-        )
+        written = output_option("--output", help=f"Write the {what} there instead of to stdout.")
         said = f"{help}  [as FILE's name ends, else text]".strip()
         chosen = click.option("--format", "form", type=click.Choice(forms), callback=choose, help=said)
         return chosen(written(command))

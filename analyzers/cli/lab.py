@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ import click
 
 from analyzers.cli.completion import DEFAULT, DENSE, list_of, path_or, retentions, routings
 from analyzers.cli.completion import scenarios as shipped
+from analyzers.cli.files import output_option
 from analyzers.cli.forms import report_options
 from analyzers.cli.group import SuggestingGroup
 from analyzers.cli.says import StatusLine, bar, is_quiet, quiet_option, say, say_notes
@@ -44,12 +45,13 @@ def command() -> None:
     "scenarios", nargs=-1, required=True, metavar="SCENARIO...", type=click.Path(path_type=Path),
     shell_complete=path_or(shipped),
 )  # fmt: skip
-@click.option(
+@output_option(
     "--out",
+    metavar=None,
     type=click.Path(path_type=Path, dir_okay=False),
     help="File for the spans: .jsonl or .parquet. Required, unless all that is run are captures.",
 )
-@click.option("--vllm", type=click.Path(path_type=Path), metavar="DIR", help=VLLM_HELP)
+@click.option("--vllm", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=VLLM_HELP)
 @click.option(
     "--engine",
     type=click.Path(path_type=Path),
@@ -73,13 +75,12 @@ def run(scenarios: tuple[Path, ...], out: Path | None, vllm: Path | None, engine
         otel-cache lab run trace.jsonl --engine engine.yaml --out spans.jsonl
         otel-cache lab run spans.jsonl --engine engine.yaml --out replayed.jsonl
     """
-    from analyzers.experiments.inputs import SAME, load_work
+    from analyzers.experiments.inputs import load_work
     from analyzers.vllm_lab.run import run_scenarios
 
     works = [load_work(path, engine) for path in scenarios]
     if out is None and any(work.capture is None for work in works):
         raise click.UsageError("Missing option '--out': the file for the spans")
-    _refuse_to_overwrite(out, (*scenarios, *([engine] if engine and engine != SAME else [])))
     for work in works:
         say_notes(work.notes, more="")
     with _spans(out) as spans:
@@ -114,15 +115,6 @@ def _spans(out: Path | None) -> Iterator[Path]:
     else:
         with tempfile.TemporaryDirectory(prefix=".otel-cache-", dir=out.parent) as folder:
             yield Path(folder) / out.name
-
-
-def _refuse_to_overwrite(out: Path | None, paths: Sequence[Path]) -> None:
-    from analyzers.readers import is_source
-    from otel_cache.errors import LabError
-
-    # A scenario that comes with otel-cache is a name, not a file.
-    if out is not None and is_source(str(out), tuple(str(path) for path in paths if path.exists())):
-        raise LabError(f"{out} is one of the scenarios; give another file for the spans")
 
 
 def _say_versions(work: "Work", ran: set[str]) -> None:
@@ -168,7 +160,7 @@ def _compare(work: "Work", spans: Path, version: str) -> None:
     help="round_robin, random, sticky_prefix, sticky_conversation.",
 )  # fmt: skip
 @click.option(
-    "--vllm", multiple=True, type=click.Path(path_type=Path), metavar="DIR",
+    "--vllm", multiple=True, type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
     shell_complete=path_or(lambda: [INSTALLED]),
     help=f"{VLLM_HELP} Several are compared; `installed` is the installed one.",
 )  # fmt: skip

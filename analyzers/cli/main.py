@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from analyzers.cli import streams
 from analyzers.cli.group import SuggestingGroup
 from analyzers.cli.says import printable, quiet_option
 from otel_cache.errors import OtelCacheError
@@ -96,10 +97,7 @@ def commands() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, `sys.argv` by default, and exit."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # An id that the terminal has no letters for must not end the report.
-            stream.reconfigure(errors="backslashreplace")
+    streams.prepare()
     sys.exit(_run(arguments))
 
 

@@ -109,6 +109,8 @@ def open_content(path: Path | None, label: str) -> Iterator[Content]:
         CaptureError: the file cannot be opened, is empty, is a report of ours, or its head is damaged.
 
     """
+    if path is None and sys.stdin is None:
+        raise CaptureError(f"{label}: closed; give it a file or a pipe, or name a file")
     try:
         stream = sys.stdin.buffer if path is None else path.open("rb", buffering=BUFFER_BYTES)
     except OSError as error:

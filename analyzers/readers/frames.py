@@ -7,11 +7,12 @@ import msgspec
 import polars as pl
 
 from analyzers.model import Capture
-from analyzers.readers import identifiers, order, rows, schemas
-from analyzers.readers.attributes import integer_or
+from analyzers.readers import copies, identifiers, order, rows, schemas
+from analyzers.readers.attributes import integer_or, shorten
 from analyzers.readers.columns import DTYPES, ODD, Batch
 from analyzers.readers.counters import Point
 from analyzers.readers.lives import Lives
+from analyzers.readers.otlp_values import DECODE_ERRORS
 from analyzers.readers.schemas import AT, PARENT, SPAN, TRACE
 from analyzers.readers.spans import WORKER, FlatSpan, checked_span
 from analyzers.readers.tables import TABLES, with_all_columns
@@ -31,7 +32,8 @@ _DROPPED = {AT: pl.UInt32(), **dict.fromkeys(DROPPED, pl.Int64())}
 
 def _usage_frame(found: list[rows.Row]) -> pl.DataFrame:
     frame = pl.DataFrame(found, schema=schemas.USAGES, orient="row")
-    return frame.unique(["trace_id", "span_id"], keep="any").sort("start", "span_id")
+    every = frame.sort("start", "span_id", pl.exclude("start", "span_id"))
+    return every.unique(["trace_id", "span_id"], keep="first", maintain_order=True)
 
 
 def _counter_frame(points: list[Point]) -> pl.DataFrame:
@@ -147,7 +149,7 @@ class CaptureBuilder:
     def build(self) -> Capture:
         """Return the capture of all batches taken."""
         self._make_rows()
-        first = self._count_once()
+        counting = self._count_once()
         lives, index = self._lives.index()
         of_handle = pl.Series([index.get(each) for each in range(max(index, default=-1) + 1)], dtype=pl.Int32)
 
@@ -155,8 +157,8 @@ class CaptureBuilder:
             schema = schemas.of_rows(TABLES[name].schema)
             parts = [pl.read_ipc(part) for part in self._rows[name]]
             frame = pl.concat(parts) if parts else pl.DataFrame(schema=schema)
-            if first is not None:
-                frame = frame.filter(first.gather(frame[AT]))
+            if counting is not None:
+                frame = frame.filter(counting.gather(frame[AT]))
             return frame.with_columns(of_handle.gather(frame["life"]).alias("life"))
 
         made = {}
@@ -190,20 +192,20 @@ class CaptureBuilder:
         )
 
     def _count_once(self) -> pl.Series | None:
-        """Count the spans; return which of the numbers are those of spans that had not come before; None: all are."""
+        """Count the spans; return which of the numbers count, one of those of each span; None: all do."""
         every = pl.concat(self._kept) if self._kept else pl.DataFrame(schema=_KEPT)
         dropped = pl.concat(self._dropped) if self._dropped else pl.DataFrame(schema=_DROPPED)
         self._kept.clear()
-        spans, first = every, None
+        spans, counting = every, None
         # No two hashes are equal: so no two identifiers are, which costs more to compare.
         hashes = every.select(pl.struct(IDENTITY).hash().sort()).to_series()
         twice = (hashes == hashes.shift()).any()
         del hashes
         if twice:
-            spans = every.filter(pl.struct(IDENTITY).is_first_distinct())
+            counting = self._choose(every, dropped)
+            spans = every.filter(counting.gather(every[AT]))
             self._tally.duplicates += every.height - spans.height
-            first = pl.repeat(False, self._numbered, eager=True).scatter(spans[AT], True)
-            dropped = dropped.filter(first.gather(dropped[AT]))
+            dropped = dropped.filter(counting.gather(dropped[AT]))
         self._tally.spans += spans.height
         self._dropped_spans = [int(dropped[each].sum()) for each in DROPPED]
         for life, count, start in spans.group_by("life").agg(pl.len(), pl.min("start")).sort("life").iter_rows():
@@ -213,7 +215,20 @@ class CaptureBuilder:
             only = every.group_by(IDENTITY).agg(pl.col("life").is_in(sampling).all().alias("only"), pl.first("life"))
             for life in only.filter("only")["life"].unique():
                 self._lives.saw_sampled(life)
-        return first
+        return counting
+
+    def _choose(self, every: pl.DataFrame, dropped: pl.DataFrame) -> pl.Series:
+        """Return which of the numbers count: those of spans that came once, and one of each other's."""
+        often = every.select(pl.struct(IDENTITY).is_duplicated()).to_series()
+        found = every.filter(often)
+        alike = pl.repeat(False, self._numbered, eager=True).scatter(found[AT], True)
+        rows = (pl.read_ipc(part) for parts in self._rows.values() for part in parts)
+        rank = pl.Series(self._lives.ranks(), dtype=pl.Int32)
+        ranked = found.with_columns(rank.gather(found["life"]).alias("life")).join(dropped, on=AT, how="left")
+        chosen, differing = copies.choose(ranked, copies.contents(rows, alike), IDENTITY)
+        self._tally.differing += differing
+        once = every.filter(~often)[AT]
+        return pl.repeat(False, self._numbered, eager=True).scatter(pl.concat([once, chosen]), True)
 
 
 def _packed(made: pl.DataFrame) -> bytes:
@@ -228,15 +243,28 @@ def _finished(made: pl.DataFrame, schema: schemas.Schema) -> pl.DataFrame:
     return made.with_columns(texts).select(pl.col(name).cast(dtype) for name, dtype in schema.items())
 
 
+def _odd(written: str) -> dict[str, Any]:
+    """Return the attributes whose values are of another type than the registry's.
+
+    Raises:
+        SpanError: they are no JSON object.
+
+    """
+    try:
+        return msgspec.json.decode(written, type=dict[str, Any])
+    except DECODE_ERRORS as error:
+        raise SpanError(shorten(f"column {ODD!r} is not a JSON object ({error})")) from error
+
+
 def _flat(name: str, row: dict[str, Any]) -> FlatSpan:
     """Return a row of typed columns as a span again.
 
     Raises:
-        SpanError: an identifier or a time is none.
+        SpanError: an identifier or a time is none, or the odd attributes are no JSON object.
 
     """
     attributes = {each: row[each] for each in DTYPES if row[each] is not None}
     if row[ODD] is not None:
-        attributes |= msgspec.json.decode(row[ODD])
+        attributes |= _odd(row[ODD])
     high, low, span, parent = (f"{row[each] or 0:016x}" for each in (*IDENTITY, PARENT))
     return checked_span(row["life"], high + low, span, parent, name, row["start"], row["end"], attributes)

@@ -53,6 +53,11 @@ class Lives:
             self._resources.append(_Resource((replica, instance), written, attributes))
         return handle
 
+    def ranks(self) -> list[int]:
+        """Return the place of each handle's resource in an order that does not depend on that of reading."""
+        places = sorted(range(len(self._resources)), key=lambda at: self._resources[at].written)
+        return sorted(range(len(places)), key=places.__getitem__)
+
     def saw(self, handle: int, spans: int, start: int) -> None:
         """Count the spans of this resource, the first of which began at `start`."""
         resource = self._resources[handle]

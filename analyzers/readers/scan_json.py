@@ -51,6 +51,7 @@ _OPEN, _CLOSE, _BEGIN, _FINISH = 91, 93, 123, 125
 _U = np.uint64
 _ONES, _HIGH = _U(0x0101010101010101), _U(0x8080808080808080)
 _NIBBLES, _ZEROS, _NINES = _U(0x0F0F0F0F0F0F0F0F), _U(0x3030303030303030), _U(0x7676767676767676)
+_OVER = _U(0xF0F0F0F0F0F0F0F0)
 _EVEN_BYTES, _EVEN_PAIRS, _LOW_HALF = _U(0x00FF00FF00FF00FF), _U(0x0000FFFF0000FFFF), _U(0xFFFFFFFF)
 _QUOTES, _BACKSLASHES, _SPACES = _U(0x2222222222222222), _U(0x5C5C5C5C5C5C5C5C), _U(0x2020202020202020)
 
@@ -135,10 +136,11 @@ def _eight_digits(data: Bytes, at: int) -> Any:
     digits = (word & _NIBBLES) + ((word >> _U(6)) & _ONES) * _U(9)
     # What these digits are written as: those above 9 as letters.
     above = ((digits + _NINES) >> _U(7)) & _ONES
-    right = digits + _ZEROS + above * _U(39) == word
+    # The letters behind f are written as they are, too, but are digits above 15.
+    wrong = (digits + _ZEROS + above * _U(39)) ^ word | digits & _OVER
     pairs = (digits << _U(4) | digits >> _U(8)) & _EVEN_BYTES
     fours = (pairs | pairs >> _U(8)) & _EVEN_PAIRS
-    return swapped(fours | fours >> _U(16)) >> _U(32), right
+    return swapped(fours | fours >> _U(16)) >> _U(32), wrong == _U(0)
 
 
 @inner
@@ -339,9 +341,13 @@ def _digits(data: Bytes, at: int) -> Any:
 @inner
 def _double(data: Bytes, at: int) -> Any:
     """Return the position behind a number as JSON has them, and no float is too small for."""
-    at += 1 if data[at] == _MINUS else 0
+    negative = data[at] == _MINUS
+    at += 1 if negative else 0
     end = _digits(data, at)
     if end == at or (data[at] == 48 and end > at + 1):
+        return MISFIT
+    # An integer of 0 has no sign where it is read exactly.
+    if negative and data[at] == 48 and data[end] != 46 and data[end] | 32 != 101:
         return MISFIT
     at = end
     if data[at] == 46:

@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ def find_sources(paths: Sequence[str | os.PathLike[str]], tally: Tally) -> list[
 
 
 def is_source(path: str, paths: Sequence[str | os.PathLike[str]]) -> bool:
-    """Whether the file `path` is one of the inputs that `paths` stand for, under whatever name.
+    """Whether the file `path` is one of the inputs that `paths` stand for, under whatever name, or is stdin.
 
     Raises:
         CaptureError: as `find_sources` does.
@@ -79,7 +80,17 @@ def is_source(path: str, paths: Sequence[str | os.PathLike[str]]) -> bool:
         return False
     local = [each for each in paths if not object_storage.is_address(os.fspath(each))]
     sources = find_sources(local, Tally())
-    return any(source.path is not None and os.path.samefile(path, source.path) for source in sources)  # noqa: PTH121
+    return any(_is_file(path, source) for source in sources)
+
+
+def _is_file(path: str, source: Source) -> bool:
+    """Whether the file `path`, which is there, is what `source` reads."""
+    try:
+        if source.path is not None:
+            return os.path.samefile(path, source.path)  # noqa: PTH121
+        return os.path.samestat(os.stat(path), os.fstat(sys.stdin.fileno()))  # noqa: PTH116
+    except (AttributeError, OSError, ValueError):  # a link to nothing; closed, or no file of this process
+        return False
 
 
 def _resolve(text: str, tally: Tally) -> Iterator[Source]:

@@ -32,6 +32,7 @@ class Tally:
         spans: spans of otel_cache that were read, each once.
         foreign: spans of other programs, and lines that carry no spans (logs, metrics, `{}`).
         duplicates: spans of otel_cache that had been read before.
+        differing: spans of otel_cache whose copies were not the same.
         skipped: lines and spans that could not be read.
 
     """
@@ -39,6 +40,7 @@ class Tally:
     spans: int = 0
     foreign: int = 0
     duplicates: int = 0
+    differing: int = 0
     skipped: int = 0
     _notes: list[tuple[str, str]] = field(default_factory=list)
     _kinds: Counter[str] = field(default_factory=Counter)
@@ -54,6 +56,7 @@ class Tally:
         self.spans += other.spans
         self.foreign += other.foreign
         self.duplicates += other.duplicates
+        self.differing += other.differing
         self.skipped += other.skipped
         for kind, sentence in other._notes:
             if sum(each == kind for each, _ in self._notes) < NOTES_PER_KIND:
@@ -82,7 +85,10 @@ class Tally:
                 sentences.append(f"and {count - NOTES_PER_KIND} more {kind}")
         if self.duplicates:
             plural = "" if self.duplicates == 1 else "s"
-            sentences.append(f"{self.duplicates} span{plural} came more than once and counted once")
+            sentence = f"{self.duplicates} span{plural} came more than once and counted once"
+            if self.differing:
+                sentence += f"; the copies of {self.differing} are not the same: the one that holds most counted"
+            sentences.append(sentence)
         return sentences
 
 

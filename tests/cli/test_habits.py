@@ -33,7 +33,7 @@ EVERY = dict(every())
 SPELLINGS = ("--out", "--output")
 
 
-def _written_by(command: click.Command) -> list[str]:
+def written_by(command: click.Command) -> list[str]:
     return [option for each in command.params for option in each.opts if option in SPELLINGS]
 
 
@@ -231,10 +231,10 @@ def test_ctrl_c_ends_the_lab_without_half_a_file(tmp_path: Path) -> None:
     assert output.read_text() == "before"
 
 
-@pytest.mark.parametrize("name", [name for name, each in EVERY.items() if _written_by(each)])
+@pytest.mark.parametrize("name", [name for name, each in EVERY.items() if written_by(each)])
 def test_both_spellings_of_the_output(name: str) -> None:
     """A command that writes a file takes its name by either option, and none has both."""
-    (option,) = _written_by(EVERY[name])
+    (option,) = written_by(EVERY[name])
     root = click.Context(commands, **commands.context_settings)
     for spelling in SPELLINGS:
         parser = EVERY[name].make_parser(click.Context(EVERY[name], parent=root))

@@ -1,14 +1,21 @@
 """What a clumsy or hostile user does to the command line: no traceback, nothing overwritten, no escape sequence."""
 
+import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from analyzers.cli.main import commands
+from otel_cache.errors import UsageError
 from otel_cache.semconv import names
 from tests.cli.test_analyze import CAPTURE, COMMAND, SETTINGS, run
+from tests.cli.test_habits import EVERY, SPELLINGS, written_by
 from tests.readers import otlp
 
 ESCAPE = "\x1b[31m"
@@ -34,19 +41,71 @@ def test_a_report_never_replaces_its_capture(capture: Path, tmp_path: Path, name
     given = {"folder": capture, "pattern": capture / "*.jsonl"}.get(named, file)
     done = run("analyze", given, "--output", output)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "is one of the captures" in done.stderr
+    assert f"--output {output} is one of the inputs ({given})" in done.stderr
     assert file.read_bytes() == CAPTURE
 
 
-def test_spans_never_replace_their_scenario(tmp_path: Path) -> None:
-    """`lab run X --out X` is a slip of the pen."""
-    scenario = tmp_path / "mine.yaml"
-    text = "engine: {groups: [{kind: full_attention}]}\nrequests: [{id: a, prompt: [{segment: a, tokens: 9}]}]\n"
-    scenario.write_text(text)
-    done = run("lab", "run", scenario, "--out", scenario)
-    assert done.returncode == 2
-    assert "is one of the scenarios" in done.stderr
-    assert scenario.read_text() == text
+@pytest.mark.parametrize("verb", ["analyze", "convert"])
+def test_nor_the_file_that_is_stdin(capture: Path, verb: str) -> None:
+    file = capture / "spans.jsonl"
+    with file.open("rb") as opened:
+        words = [*COMMAND, verb, "-", "--output", str(file)]
+        done = subprocess.run(words, stdin=opened, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is one of the inputs (-)" in done.stderr
+    assert file.read_bytes() == CAPTURE
+
+
+def inputs() -> Iterator[tuple[str, str]]:
+    """Yield each command that writes a file, and each parameter of it that may be a file that it reads."""
+    for name, command in EVERY.items():
+        for each in command.params if written_by(command) and name not in LIVE else ():
+            if isinstance(each.type, click.Path) and each.type.file_okay and not {*each.opts} & {*SPELLINGS}:
+                assert each.name
+                yield name, each.name
+
+
+LIVE = ("run", "sidecar")
+"""What they read is no file."""
+
+
+@pytest.mark.parametrize(("name", "parameter"), list(inputs()))
+def test_no_command_writes_over_what_it_reads(name: str, parameter: str, capture: Path) -> None:
+    """Whatever command has an option for a file to write, and whichever of its parameters is the same file."""
+    read, other = capture / "spans.jsonl", capture.parent / "other"
+    other.write_bytes(CAPTURE)
+    command = EVERY[name]
+    (option,) = written_by(command)
+    words = [*name.split(), option, str(read), *(["--format", "text"] if name in ("diff", "check") else [])]
+    for each in command.params:
+        path = str(read if each.name == parameter else other)
+        if isinstance(each, click.Argument):
+            choices = {click.Path: path, click.Choice: next(iter(getattr(each.type, "choices", [""])))}
+            words.append(choices.get(type(each.type), "http://localhost:1"))
+        elif each.name == parameter or (each.required and option not in each.opts):
+            words += [each.opts[0], path]
+    done = CliRunner().invoke(commands, words, standalone_mode=False)
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception) == f"{option} {read} is one of the inputs ({read}); give another file"
+    assert read.read_bytes() == CAPTURE
+
+
+def test_nor_does_what_is_written_beside_a_report(capture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("analyzers.cli.analyze.MAX_JSON_LOOKUPS", 0)
+    read = (capture / "spans.jsonl").rename(capture / "a.lookups.parquet")
+    words = ["analyze", str(read), "--output", str(capture / "a.json")]
+    done = CliRunner().invoke(commands, words, standalone_mode=False)
+    assert "is one of the inputs" in str(done.exception)
+    assert read.read_bytes() == CAPTURE
+    assert [path.name for path in capture.iterdir()] == [read.name]
+
+
+def test_a_report_may_replace_another(capture: Path) -> None:
+    """Also where an input is not there, or an option names something else."""
+    report = capture.parent / "report.txt"
+    for _ in range(2):
+        assert run("analyze", capture, "--output", report).returncode == 0
+    assert "no such file" in run("analyze", "none", "--output", report).stderr
 
 
 @pytest.mark.parametrize(
@@ -102,6 +161,60 @@ def test_a_closed_or_full_standard_output(capture: Path) -> None:
         assert done.returncode == 2
         assert done.stderr.startswith("Error: ")
         assert "Traceback" not in done.stderr
+
+
+SPEAKING = {
+    "analyze": ["analyze", "spans.jsonl"],
+    "analyze to a file": ["analyze", "spans.jsonl", "--format", "json", "--output", "report"],
+    "convert": ["convert", "spans.jsonl", "--output", "report"],
+    "diff": ["diff", "spans.jsonl", "spans.jsonl"],
+    "explain": ["explain", "repeat-0", "spans.jsonl"],
+    "worksheet": ["worksheet", "--prompt-tokens", "9", "--vllm-version", "9.9"],
+    "an error": ["analyze", "none"],
+    "wrong usage": ["analyze", "--none"],
+}
+
+
+@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full", "2>&- <&-"])
+@pytest.mark.parametrize("words", SPEAKING.values(), ids=SPEAKING)
+def test_what_cannot_be_said_costs_nothing(words: list[str], stderr: str, capture: Path) -> None:
+    """Notes on a stderr that is closed or full: the result is there, and the exit code is the same."""
+    with (capture / "spans.jsonl").open("ab") as file:
+        file.write(b"junk\n")
+    output = capture / "report"
+    results = []
+    for redirected in ("", stderr):
+        output.unlink(missing_ok=True)
+        shell = ["sh", "-c", f'exec "$@" {redirected}', "sh", *COMMAND, *words]
+        done = subprocess.run(shell, capture_output=True, timeout=60, cwd=capture)
+        assert not redirected or done.stderr == b""
+        results.append((done.returncode, done.stdout, output.read_bytes() if output.exists() else b""))
+    assert results[0] == results[1]
+    assert results[0][0] == 2 or results[0][1] or results[0][2]
+
+
+def test_a_closed_standard_input(capture: Path) -> None:
+    """A sentence where it is what is to be read."""
+    for words, code, said in (("-", 2, "Error: stdin: closed"), ("spans.jsonl", 0, "")):
+        shell = ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "analyze", words]
+        done = subprocess.run(shell, capture_output=True, text=True, timeout=60, cwd=capture)
+        assert (done.returncode, done.stderr[: len(said) or None]) == (code, said)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_takes_but_the_beginning(unbuffered: str) -> None:
+    """What comes behind the part that went through is missed, whatever Python does with its output."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    words = [*COMMAND, "analyze", "--example", "--format", "html"]
+    with subprocess.Popen(words, stdout=writer, stderr=subprocess.PIPE, env=environment) as process:
+        os.close(writer)
+        assert os.read(reader, 10) == b"<!DOCTYPE "
+        os.close(reader)
+        assert process.wait(60) == 141
+        assert process.stderr
+        assert process.stderr.read() == b""
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_a_sweep_on_another_vllm_says_so(vllm: tuple[Any, ...], noted: bool) -> 
         (["model_case", "--engine", "same", "--out", "x.jsonl"], "is no capture"),
         (["none.yaml", "--out", "x.jsonl"], "none.yaml: no such file"),
         ([EXAMPLE, "--engine", "none.yaml"], "none.yaml: no such file"),
-        ([EXAMPLE, "--engine", "same", "--out", EXAMPLE], "is one of the scenarios"),
+        ([EXAMPLE, "--engine", "same", "--out", EXAMPLE], "is one of the inputs"),
     ],
 )
 def test_what_cannot_be(arguments: list[object], message: str) -> None:

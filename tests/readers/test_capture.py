@@ -133,6 +133,66 @@ def test_a_span_that_comes_twice_counts_once(tmp_path: Path) -> None:
     assert "read once" in open_capture([tmp_path / "0.jsonl"] * 2).notes[0]
 
 
+def other(line: bytes, **changed: object) -> bytes:
+    """Return a line whose span has other values, or lacks what is None."""
+    (owner,) = json.loads(line)["resourceSpans"]
+    (span,) = owner["scopeSpans"][0]["spans"]
+    values = {names.__dict__[name]: value for name, value in changed.items()}
+    kept = [each for each in span["attributes"] if each["key"] not in values]
+    there = otlp.attributes({name: value for name, value in values.items() if value is not None})
+    return otlp.line(owner["resource"], [{**span, "attributes": [*kept, *there]}])
+
+
+DIFFERENT = {
+    "a number": (LINES[2], {"LOOKUP_PROMPT_TOKENS": 91910}),
+    "a text as long": (LINES[2], {"REQUEST_ID": "repeat-1"}),
+    "read exactly": (LINES[2], {"FINGERPRINT_LADDER": None, "EVIDENCE_NUMBER": 9}),
+    "several rows": (LINES[0], {"STORE_STORED": ["1600", "1600-9600/1600"]}),
+    "a reason less": (LINES[5], {"EVICT_KEYS": None}),
+    "what was dropped": (LINES[1], {"SAMPLING_DROPPED": 5}),
+}
+
+
+@pytest.mark.parametrize(("line", "changed"), DIFFERENT.values(), ids=DIFFERENT)
+def test_of_different_copies_the_same_one_counts_in_any_order(
+    tmp_path: Path, line: bytes, changed: dict[str, object]
+) -> None:
+    first, second = b"".join(LINES), b"".join(LINES).replace(line, other(line, **changed))
+    assert first != second
+    captures = [read(tmp_path, *each) for each in ((first, second), (second, first), (second, first, second))]
+    for capture in captures[1:]:
+        assert_same(capture, captures[0])
+        assert capture.sampled_spans == captures[0].sampled_spans
+    alone = [read(tmp_path, each) for each in (first, second)]
+    assert captures[0].spans == alone[0].spans
+    if "SAMPLING_DROPPED" not in changed:
+        assert captures[0].notes == [
+            "10 spans came more than once and counted once; the copies of 1 are not the same: the one that holds most "
+            "counted"
+        ]
+
+
+def test_of_copies_the_one_that_holds_most_counts(tmp_path: Path) -> None:
+    """Something on the way took fingerprints from some of them."""
+    whole = LINES[2] + otlp.line(otlp.resource(), [otlp.lookup(31, 4), otlp.lookup(32, 5), otlp.lookup(33, 6)])
+    bare = b"".join(
+        otlp.line(otlp.resource(), [otlp.lookup(each, number, FINGERPRINT_VALUES=None)])
+        for each, number in ((12, 3), (31, 4), (32, 5), (33, 6))
+    )
+    for files in ((whole, bare), (bare, whole)):
+        assert_same(read(tmp_path, *files), read(tmp_path, whole))
+
+
+def test_of_different_copies_of_others_spans_the_same_one_counts(tmp_path: Path) -> None:
+    copies = [
+        otlp.line({}, [otlp.span("chat", {names.USAGE_INPUT_TOKENS: tokens}, span_id=91)], scope="other")
+        for tokens in (7, 8)
+    ]
+    one, two = (read(tmp_path, LINES[0], *each) for each in (copies, copies[::-1]))
+    assert one.usages.height == 1
+    assert_same(one, two)
+
+
 def test_files_folders_globs_and_gzip_are_one_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "captures"
     (folder / "deep").mkdir(parents=True)

@@ -1,5 +1,6 @@
 """The scanners make the frames that the exact readers make, of damaged input too, or leave a record to those."""
 
+import contextlib
 import json
 import random
 import time
@@ -79,6 +80,37 @@ def test_damage_is_told_alike(what: str) -> None:
             assert_alike([each for each in data if each], what)
         except Exception as error:
             raise AssertionError(f"seed {seed}, try {tried}") from error
+
+
+def test_every_byte_in_every_place_of_an_identifier() -> None:
+    """An identifier is what `bytes.fromhex` takes, of its length."""
+    span = {"traceId": "1" * 32, "spanId": "2" * 16, "parentSpanId": "3" * 16, "name": names.STEP}
+    scope = {"scope": {"name": "otel_cache"}, "spans": [{**span, "startTimeUnixNano": "1", "endTimeUnixNano": "2"}]}
+    line = json.dumps({"resourceSpans": [{"scopeSpans": [scope]}]}, separators=(",", ":")).encode()
+    lines, right = [], set()
+    for written in (b"1" * 32, b"2" * 16, b"3" * 16):
+        begin = line.index(b'"' + written + b'"') + 1
+        for place in range(len(written)):
+            for byte in range(256):
+                changed = written[:place] + bytes([byte]) + written[place + 1 :]
+                lines.append(line[:begin] + changed + line[begin + len(written) :])
+                with contextlib.suppress(ValueError):
+                    if len(bytes.fromhex(changed.decode("latin-1"))) * 2 == len(written):
+                        right.add(len(lines))
+    assert len(right) == 64 * 22
+    assert_alike(lines, "line")
+    batch, _ = scan([Record(each, number) for number, each in enumerate(lines, 1)], "a", "line")
+    assert set(batch.frames[names.STEP]["line"]) == right
+
+
+@pytest.mark.parametrize("written", ["0", "-0", "-0.0", "-0e0", "-0E+5", "0.10", "-1", "-10e-1", "5e-324", "1e400"])
+def test_a_double_is_the_same_number_however_it_is_written(written: str) -> None:
+    value = f'{{"key":"{names.STEP_EXECUTE_DURATION}","value":{{"doubleValue":{written}}}}}'
+    span = f'{{"traceId":"{"1" * 32}","spanId":"{"2" * 16}","name":"{names.STEP}","attributes":[{value}]}}'
+    scope = f'{{"scope":{{"name":"otel_cache"}},"spans":[{span}]}}'
+    for times in ("", '"startTimeUnixNano":"1","endTimeUnixNano":"2",'):
+        scoped = scope.replace('"attributes"', f'{times}"attributes"')
+        assert_alike([f'{{"resourceSpans":[{{"scopeSpans":[{scoped}]}}]}}'.encode()], "line")
 
 
 NUMBERS = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**70), 2**70))

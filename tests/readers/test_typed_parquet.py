@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from analyzers.readers import convert, open_capture, typed_parquet, typed_writer
+from analyzers.readers.tables import TABLES
 from otel_cache.errors import CaptureError
 from tests.readers import otlp
 from tests.readers.test_capture import assert_same
@@ -113,6 +114,21 @@ def test_a_null_wherever_one_can_be(typed: Path) -> None:
         spans.with_columns(pl.when(~at).then(column).alias(column)).write_parquet(typed, metadata=metadata)
         lost = column not in ("trace_high", "parent", "start", "end")
         assert open_capture(typed).spans == whole.spans - lost, column
+
+
+@pytest.mark.parametrize("odd", ["x", "", "5", "null", '"ab"', "[]", '[["a",1]]', '{"a":1', "[" * 100_000])
+def test_odd_attributes_that_are_no_object_cost_their_span(typed: Path, odd: str) -> None:
+    spans = pl.read_parquet(typed)
+    spans.write_parquet(typed)
+    whole = open_capture(typed)
+    held = spans["odd"] if "odd" in spans.columns else pl.Series("odd", [None] * spans.height, pl.String)
+    names_of = spans["name"].cast(pl.String)
+    for name in TABLES:
+        at = int((names_of == name).arg_true()[0])
+        spans.with_columns(held.clone().scatter(at, odd)).write_parquet(typed)
+        capture = open_capture(typed)
+        assert (capture.spans, capture.skipped_lines) == (whole.spans - 1, whole.skipped_lines + 1)
+        assert any("column 'odd' is not a JSON object" in note for note in capture.notes)
 
 
 def test_a_column_of_another_type_is_told(typed: Path) -> None:
