@@ -36,6 +36,8 @@ from otel_cache.sidecar.tracing import TracingPlane
 DRAIN_SECONDS = 2.0
 ORPHAN_IDLE_SECONDS = 3.0
 POLL_SECONDS = 0.5
+MAX_COUNT = 2**63 - 1
+"""Of what processes say of themselves: the sum over many may be more than MessagePack can hold."""
 
 _logger = logging.getLogger("otel_cache.sidecar")
 
@@ -248,7 +250,7 @@ def _status_reporter(receiver: Receiver, processes: Processes, outputs: _Outputs
                 spool_bytes=standing.spool_bytes,
                 spans_sampled=plane.sampled_out if plane is not None else 0,
                 spans_thinned=plane.thinned if plane is not None else 0,
-                missing=processes.missing,
+                missing=min(processes.missing, MAX_COUNT),
                 malformed=receiver.malformed_records,
                 failed=processes.failed,
                 refused=receiver.rejected,
