@@ -85,6 +85,14 @@ class Receiver:
         """Connections that have sent records."""
         return sum(each.sends_records for each in self._open())
 
+    @property
+    def reachable(self) -> bool:
+        """Whether the socket is where it was made: somebody may have removed it, or put another one in its place."""
+        try:
+            return Path(self._path).stat().st_ino == self._identity
+        except OSError:
+            return False
+
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` from `poll` whenever `fd` is readable."""
         self._selector.register(fd, selectors.EVENT_READ, callback)
@@ -131,9 +139,8 @@ class Receiver:
         """Remove the socket from the file system and close it."""
         if self._listener.fileno() < 0:
             return
-        # Another sidecar may have put its own socket there after somebody removed ours.
-        with contextlib.suppress(OSError):
-            if Path(self._path).stat().st_ino == self._identity:
+        if self.reachable:
+            with contextlib.suppress(OSError):
                 Path(self._path).unlink()
         if self._accepting:
             self._selector.unregister(self._listener)

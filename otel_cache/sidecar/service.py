@@ -291,7 +291,8 @@ def _leave(receiver: Receiver, outputs: _Outputs, options: Options) -> list[str]
     Under the lock, so that whoever finds nobody listening starts the next sidecar only when this one is done with
     the file.
     """
-    with socket_lock(options.socket, 0) as locked:
+    # Where the socket is gone, perhaps with its folder, nobody waits for this one.
+    with socket_lock(options.socket, 0) if receiver.reachable else contextlib.nullcontext(True) as locked:
         if not locked or receiver.poll(0) or receiver.connections:
             return None
         receiver.drain(DRAIN_SECONDS)
