@@ -194,7 +194,6 @@ def _grpc_failure(error: Any) -> Answer:
 
 
 def _make_http(endpoint: str | None) -> Exporter:
-    from google.protobuf.message import DecodeError
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
@@ -237,7 +236,7 @@ def _make_http(endpoint: str | None) -> Exporter:
         def _response(self) -> Any:
             try:
                 return ExportTraceServiceResponse.FromString(self.heard)
-            except DecodeError:
+            except Exception:
                 return None  # it has taken the request, and says nothing that is of OTLP
 
     exporter = HttpExporter(endpoint=endpoint)
