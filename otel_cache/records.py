@@ -295,8 +295,13 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
 
 
 class _RawBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
-    dropped: int
+    dropped: Natural
     records: list[msgspec.Raw]
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    kind: str
+    sequence: Natural
 
 
 Message = Hello | Batch | StatusRequest
@@ -305,9 +310,12 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 _raw_decoder = msgspec.msgpack.Decoder(_RawBatch)
 _record_decoder = msgspec.msgpack.Decoder(Record)
-_any_decoder = msgspec.msgpack.Decoder()
+_head_decoder = msgspec.msgpack.Decoder(_Head)
 _acknowledge_decoder = msgspec.msgpack.Decoder(Acknowledge)
 _KINDS = frozenset(kind.__struct_config__.tag for kind in get_args(Record))
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What bytes of somebody else may raise when they are decoded; the last where values are nested too deeply."""
 
 
 def encode_frame(message: msgspec.Struct) -> bytes:
@@ -325,7 +333,7 @@ def decode_payload(payload: bytes | bytearray | memoryview) -> Message:
     """
     try:
         return _decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise RecordError(f"not a record of protocol {PROTOCOL_VERSION}: {error}") from error
 
 
@@ -340,14 +348,14 @@ def salvage_batch(payload: bytes | bytearray | memoryview) -> tuple[Batch, int]:
     """
     try:
         raw = _raw_decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise RecordError(f"not a frame of protocol {PROTOCOL_VERSION}: {error}") from error
     records: list[Record | Unknown] = []
     malformed = 0
     for each in raw.records:
         try:
             records.append(_record_decoder.decode(each))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except UNREADABLE:
             if (sequence := _unknown_sequence(each)) is None:
                 malformed += 1
             else:
@@ -364,17 +372,14 @@ def decode_acknowledge(payload: bytes | bytearray | memoryview) -> Acknowledge:
     """
     try:
         return _acknowledge_decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise RecordError(f"not an answer of protocol {PROTOCOL_VERSION}: {error}") from error
 
 
 def _unknown_sequence(record: msgspec.Raw) -> int | None:
     """Return the number of a record of a kind that is not known; None where the record is merely wrong."""
     try:
-        fields = _any_decoder.decode(record)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, TypeError):
+        head = _head_decoder.decode(record)
+    except UNREADABLE:
         return None
-    match fields:
-        case [str(tag), int(sequence), *_] if tag not in _KINDS and sequence >= 0 and not isinstance(sequence, bool):
-            return sequence
-    return None
+    return head.sequence if head.kind not in _KINDS else None

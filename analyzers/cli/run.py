@@ -27,4 +27,6 @@ def command(out: str | None, endpoint: str | None, words: tuple[str, ...]) -> No
 
     from analyzers.cli.supervise import run_traced
 
+    if "" in (out, endpoint):
+        raise click.UsageError("--out or --endpoint is empty: is a variable unset?")
     sys.exit(run_traced(list(words), out, endpoint, quiet=is_quiet()))

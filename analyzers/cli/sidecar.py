@@ -40,6 +40,8 @@ def command(
 
     from otel_cache.sidecar.launch import default_socket
 
+    if "" in (socket, out, endpoint):
+        raise click.UsageError("--socket, --out or --endpoint is empty: is a variable unset?")
     if status:
         _print_status(socket or default_socket())
         return

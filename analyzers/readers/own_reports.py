@@ -15,7 +15,7 @@ _BEGINNINGS = {
     "probe": rb'"schema_version":\d+,"probe":',
     "check": rb'"outcome":"\w+","rules":',
     "diff": rb'"prompt_tokens":[\[{]',
-    "doctor": rb'"problems":\d+,"warnings":',
+    "doctor": rb'"traced":\w+,"problems":\d+,"warnings":',
     "lab sweep": rb'"settings":\[',
     "worksheet": rb'"prompt_tokens":\d+,"final_aligned_boundary":',
 }

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -29,6 +30,12 @@ class _Once(logging.Filter):
         return True
 
 
+def _given(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("empty: is a variable unset?")
+    return text
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options; prints help or a mistake, and exits, where the arguments say so."""
     parser = argparse.ArgumentParser(
@@ -36,12 +43,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         description="Receive records from vLLM's processes, write the evidence and export spans.",
         epilog="Example: python -m otel_cache.sidecar --socket /run/otel-cache/sidecar.sock --out capture.jsonl",
     )
-    parser.add_argument("--socket", required=True, metavar="PATH", help="Unix socket to listen on")
+    parser.add_argument("--socket", required=True, type=_given, metavar="PATH", help="Unix socket to listen on")
     parser.add_argument(
-        "--out", metavar="FILE", help="write every span there: Parquet if it ends in .parquet, else OTLP JSON lines"
+        "--out",
+        type=_given,
+        metavar="FILE",
+        help="write every span there: Parquet if it ends in .parquet, else OTLP JSON lines",
     )
     parser.add_argument("--append", action="store_true", help="go on after what FILE holds instead of replacing it")
-    parser.add_argument("--endpoint", metavar="URL", help="export by OTLP to this endpoint")
+    parser.add_argument("--endpoint", type=_given, metavar="URL", help="export by OTLP to this endpoint")
     parser.add_argument(
         "--exit-when-idle", type=float, metavar="SECONDS", help="leave so long after the last connection was closed"
     )
@@ -55,6 +65,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a sidecar; return its exit code."""
     options = parse(arguments)
+    _fill_standard_streams()
     handler = logging.StreamHandler()
     handler.addFilter(_Once())
     logging.basicConfig(
@@ -68,6 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"otel-cache: {error}", file=sys.stderr)
         return error.exit_code
     return 0 if complete else INCOMPLETE
+
+
+def _fill_standard_streams() -> None:
+    """Open what is closed of them: else a file or a socket takes the place, and gets what a library complains of."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)
 
 
 if __name__ == "__main__":

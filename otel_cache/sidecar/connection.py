@@ -99,11 +99,13 @@ class Connection:
 
     def close(self, *, last: bool = False) -> bool:
         """End the connection, `last` because the sidecar leaves; return whether it ended within a frame."""
-        if self._session is not None:
-            self._session.close()
-            progress = self._session.progress()
-            self._answer(encode_frame(Acknowledge(progress.acknowledged, progress.held, progress.evidence, last)))
-        self.sock.close()
+        try:
+            if self._session is not None:
+                self._session.close()
+                progress = self._session.progress()
+                self._answer(encode_frame(Acknowledge(progress.acknowledged, progress.held, progress.evidence, last)))
+        finally:
+            self.sock.close()
         return bool(self._buffer)
 
     def _feed(self, data: bytes) -> None:

@@ -1,10 +1,13 @@
 """OpenTelemetry's own exporters, made to take requests that are encoded already.
 
 Connection, TLS, headers, timeouts, compression and retries are theirs, and so are all `OTEL_EXPORTER_OTLP_*`
-variables. What is added: bytes go out as they are, and whether a failure is for good.
+variables. What is added: bytes go out as they are, what the collector says of them is heard, and whether a failure is
+for good.
 """
 
+import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -22,7 +25,11 @@ _RETRY_INFO = "google.rpc.retryinfo-bin"
 _GRPC_TRANSIENT = frozenset(
     ["CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"],
 )
-_HTTP_TRANSIENT = frozenset([408, 429, 502, 503, 504])
+_HTTP_TRANSIENT = frozenset([429, 502, 503, 504])
+MAX_ANSWER_BYTES = 1 << 16
+"""Of an answer's body, as much is read as this."""
+ANSWER_SECONDS = 10.0
+"""How long an answer's body may take, once its status has come."""
 
 
 class Outcome(Enum):
@@ -176,14 +183,20 @@ def _make_grpc(endpoint: str | None) -> Exporter:
             self.heard = None
             result = self.export(_Encoded(data, spans))
             if result is SpanExportResult.SUCCESS:
-                partial = getattr(self.heard, "partial_success", None)
-                rejected = partial.rejected_spans if partial else 0
-                return Answer(Outcome.SENT, min(rejected, spans), partial.error_message if partial else "")
+                return _taken(self.heard, spans)
             if not isinstance(self.heard, grpc.RpcError):
                 return Answer(Outcome.AWAY, error="the export was ended")
             return _grpc_failure(self.heard)
 
     return GrpcExporter(endpoint=endpoint)
+
+
+def _taken(response: Any, spans: int) -> Answer:
+    """Return what an ExportTraceServiceResponse to a request of `spans` spans says; None: nothing was heard."""
+    partial = getattr(response, "partial_success", None)
+    if partial is None:
+        return Answer(Outcome.SENT)
+    return Answer(Outcome.SENT, min(max(partial.rejected_spans, 0), spans), partial.error_message)
 
 
 def _grpc_failure(error: Any) -> Answer:
@@ -196,21 +209,27 @@ def _grpc_failure(error: Any) -> Answer:
 
 def _make_http(endpoint: str | None) -> Exporter:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
     class HttpExporter(OTLPSpanExporter):
         _client: Any
+        heard = b""
+        moved = ""
 
         def send(self, data: bytes, spans: int) -> Answer:
             if self._shutdown:
                 return Answer(Outcome.AWAY, error="the export was ended")
+            self.heard, self.moved = b"", ""
             try:
                 status, reason = self._post(data)
             except OSError as error:
                 return Answer(Outcome.AWAY, error=str(error))
-            if status is not None and 200 <= status < 400:
-                return Answer(Outcome.SENT)
+            if status is not None and 200 <= status < 300:
+                return _taken(self._response(), spans)
             transient = status is None or status in _HTTP_TRANSIENT
-            return Answer(Outcome.AWAY if transient else Outcome.REFUSED, error=f"{status or 'no answer'}: {reason}")
+            moved = f" (redirected to {self.moved}: give the endpoint that answers itself)" if self.moved else ""
+            outcome = Outcome.AWAY if transient else Outcome.REFUSED
+            return Answer(outcome, error=f"{status or 'no answer'}: {reason}{moved}")
 
         def _post(self, data: bytes) -> tuple[int | None, str]:
             if hasattr(self, "_client"):
@@ -220,4 +239,36 @@ def _make_http(endpoint: str | None) -> Exporter:
             response = self._export(data)  # type: ignore[attr-defined]
             return response.status_code, str(response.reason)
 
-    return HttpExporter(endpoint=endpoint)
+        def hear(self, response: Any, **_: Any) -> None:
+            """Take an answer's body, as far as it is of use, before the session reads all of it."""
+            self.heard = response._content = _read_some(response.raw)
+            response._content_consumed = True
+            # A request that follows a redirection is a GET without the spans: whatever answers that has not got them.
+            if 300 <= response.status_code < 400:
+                self.moved = response.headers.pop("Location", "")
+
+        def _response(self) -> Any:
+            try:
+                return ExportTraceServiceResponse.FromString(self.heard)
+            except Exception:
+                return None  # it has taken the request, and says nothing that is of OTLP
+
+    exporter = HttpExporter(endpoint=endpoint)
+    holder: Any = exporter._client._transport if hasattr(exporter, "_client") else exporter
+    holder._session.hooks["response"].append(exporter.hear)
+    return exporter
+
+
+def _read_some(body: Any) -> bytes:
+    """Return what came of an answer's body, at most `MAX_ANSWER_BYTES`; what more there is goes with its connection."""
+    data = b""
+    deadline = time.monotonic() + ANSWER_SECONDS
+    read = getattr(body, "read1", body.read)
+    # The status has been said: a body that breaks off, or is not what its headers say, changes nothing of it.
+    with contextlib.suppress(Exception):
+        while len(data) < MAX_ANSWER_BYTES and time.monotonic() < deadline:
+            if not (more := read(MAX_ANSWER_BYTES - len(data), decode_content=True)):
+                return data
+            data += more
+    body.close()
+    return data

@@ -21,11 +21,14 @@ from otel_cache.errors import UsageError
 DAEMON_IDLE_SECONDS = 10
 DAEMON_READY_SECONDS = 15.0
 CHILD_READY_SECONDS = 60.0
+_FIRST_FREE = 3
+"""The first descriptor that is no standard stream."""
 NICENESS = 10
 """Of a daemon: what it does can wait until the engine's processes, which share the processors, leave one free."""
-# The double fork: whoever starts the daemon is not its parent, so that killing vLLM's process tree spares it.
+# The double fork: whoever starts the daemon is not its parent, so that killing vLLM's process tree spares it. Where
+# nobody may change a priority (seccomp, SELinux), it keeps the one that it has.
 _DETACH = (
-    f"import os,subprocess,sys;os.nice({NICENESS});n=subprocess.DEVNULL;"
+    f"import os,subprocess,sys\ntry:os.nice({NICENESS})\nexcept OSError:pass\nn=subprocess.DEVNULL\n"
     "subprocess.Popen(sys.argv[2:],stdin=n,stdout=n,stderr=n,start_new_session=True,cwd='/',pass_fds=[int(sys.argv[1])])"
 )
 
@@ -74,9 +77,9 @@ def start_child(
         UsageError: it did not come up; it has said why on stderr.
 
     """
-    lifeline_read, lifeline = os.pipe()
-    ready, ready_write = os.pipe()
-    written, written_write = os.pipe() if silent else (-1, -1)
+    lifeline_read, lifeline = _pipe()
+    ready, ready_write = _pipe()
+    written, written_write = _pipe() if silent else (-1, -1)
     try:
         arguments = [*_command(socket, out, endpoint, ready_write), "--parent-fd", str(lifeline_read)]
         arguments += ["--quiet"] if quiet else []
@@ -129,7 +132,7 @@ def ensure_daemon(socket: str, out: str | None = None) -> bool:
             raise UsageError(f"somebody has been starting a sidecar on {socket} for {DAEMON_READY_SECONDS:.0f} s")
         if is_listening(socket):
             return False
-        ready, ready_write = os.pipe()
+        ready, ready_write = _pipe()
         try:
             command = _command(socket, out, None, ready_write)
             subprocess.run(
@@ -204,12 +207,23 @@ def socket_lock(path: str, seconds: float = DAEMON_READY_SECONDS) -> Iterator[bo
                 return
 
 
+def _pipe() -> tuple[int, int]:
+    """Return a pipe beyond the standard streams: where those are closed, a child would find its own in its place."""
+    ends = os.pipe()
+    try:
+        read, write = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE) for end in ends)
+    finally:
+        for end in ends:
+            os.close(end)
+    return read, write
+
+
 def _command(socket: str, out: str | None, endpoint: str | None, ready: int) -> list[str]:
     # -P: what lies in the working folder of vLLM must not take the place of a module.
     command = [sys.executable, "-P", "-m", "otel_cache.sidecar", "--socket", str(Path(socket).absolute())]
     if out:
         command += ["--out", str(Path(out).absolute())]
-    if endpoint:
+    if endpoint is not None:
         command += ["--endpoint", endpoint]
     return [*command, "--ready-fd", str(ready)]
 

@@ -4,9 +4,11 @@ The form is that of the OpenTelemetry file exporter and of the collector's: came
 lower-case hex, 64-bit integers as decimal strings, enumerations as integers.
 """
 
+import errno
 import json
 import logging
 import os
+import select
 import stat
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -24,12 +26,16 @@ _KIND_INTERNAL = 1
 _FLAG_KNOWS_REMOTE = 0x100
 _FLAG_REMOTE = 0x200
 _MAX_KEYS = 1024
+PATIENCE_SECONDS = 5.0
+"""How long one write waits for whoever reads a pipe or a terminal to make room."""
 _quote = json.encoder.encode_basestring
 _SCOPE = f'{{"name":{_quote(SCOPE)},"version":{_quote(VERSION)}}}'
 
 
 class JsonLinesWriter:
     """Writes spans as they come; a line is in the file, for any reader, when `write` returns.
+
+    The file may be a pipe: while its reader takes nothing for `PATIENCE_SECONDS`, further lines are lost.
 
     Attributes:
         written: spans in the file.
@@ -48,6 +54,7 @@ class JsonLinesWriter:
         self.written = 0
         self.lost = 0
         self._torn = False
+        self._stalled = False
         try:
             how = os.O_APPEND if append else os.O_TRUNC
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | how, 0o600)
@@ -56,6 +63,8 @@ class JsonLinesWriter:
                 os.fchmod(self._fd, 0o600)
                 # A sidecar that was killed may have left half a line.
                 self._torn = bool(status.st_size) and os.pread(self._fd, 1, status.st_size - 1) != b"\n"
+            else:
+                os.set_blocking(self._fd, False)
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -68,7 +77,7 @@ class JsonLinesWriter:
         data = memoryview(b"\n" + line if self._torn else line)
         try:
             while data:
-                data = data[os.write(self._fd, data) :]
+                data = data[self._write_some(data) :]
                 self._torn = bool(data)
         except OSError as error:
             if not self.lost:
@@ -80,6 +89,27 @@ class JsonLinesWriter:
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+    def _write_some(self, data: memoryview) -> int:
+        """Write what there is room for, and return how much that was.
+
+        Raises:
+            OSError: the disk refuses it, or nobody reads the pipe.
+
+        """
+        while True:
+            try:
+                written = os.write(self._fd, data)
+            except BlockingIOError:
+                # One that has waited in vain is not to hold up everything once more for each line.
+                poller = select.poll()
+                poller.register(self._fd, select.POLLOUT)
+                if not poller.poll(0 if self._stalled else PATIENCE_SECONDS * 1000):
+                    self._stalled = True
+                    raise OSError(errno.EAGAIN, "nobody reads it") from None
+            else:
+                self._stalled = False
+                return written
 
 
 def encode_line(spans: Sequence[SpanData]) -> bytes:

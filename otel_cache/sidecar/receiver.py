@@ -26,6 +26,8 @@ MAX_PATH_BYTES = 107
 FIRST_CONNECTION_SECONDS = 60.0
 """How long a sidecar that leaves when idle waits at least for the first process: vLLM takes its time to start."""
 _CREDENTIALS = struct.Struct("3i")
+_PASSING = (ConnectionAbortedError, InterruptedError)
+"""What went wrong with one connection that was to be accepted, and says nothing of the next."""
 
 
 class Receiver:
@@ -75,11 +77,21 @@ class Receiver:
         self._ever_connected = False
         self._next_sweep = 0.0
         self._leaving = False
+        self._accepting = True
+        self._failed = False
 
     @property
     def senders(self) -> int:
         """Connections that have sent records."""
         return sum(each.sends_records for each in self._open())
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the socket is where it was made: somebody may have removed it, or put another one in its place."""
+        try:
+            return Path(self._path).stat().st_ino == self._identity
+        except OSError:
+            return False
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` from `poll` whenever `fd` is readable."""
@@ -99,6 +111,7 @@ class Receiver:
                 self._read(key.data)
         if (now := time.monotonic()) >= self._next_sweep:
             self._next_sweep = now + 1.0
+            self._accept_again()
             for connection in [each for each in self._open() if each.greeted is None]:
                 if now - connection.since > HELLO_SECONDS:
                     self._reject(f"nothing came in {HELLO_SECONDS:.0f} s")
@@ -126,11 +139,11 @@ class Receiver:
         """Remove the socket from the file system and close it."""
         if self._listener.fileno() < 0:
             return
-        # Another sidecar may have put its own socket there after somebody removed ours.
-        with contextlib.suppress(OSError):
-            if Path(self._path).stat().st_ino == self._identity:
+        if self.reachable:
+            with contextlib.suppress(OSError):
                 Path(self._path).unlink()
-        self._selector.unregister(self._listener)
+        if self._accepting:
+            self._selector.unregister(self._listener)
         self._listener.close()
 
     def open_session(self, connection: Connection, hello: Hello) -> Session:
@@ -159,7 +172,12 @@ class Receiver:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
+            except BlockingIOError:
+                return
+            except _PASSING:
+                continue
+            except OSError as error:
+                self._rest(error)
                 return
             credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             _, uid, _ = _CREDENTIALS.unpack(credentials)
@@ -176,6 +194,18 @@ class Receiver:
             self.connections += 1
             self._selector.register(sock, selectors.EVENT_READ, Connection(sock, self))
 
+    def _rest(self, error: OSError) -> None:
+        """Take no connection until one ends, or the next sweep: those that wait would keep the listener readable."""
+        if self._accepting:
+            _logger.warning("cannot take a connection: %s (it waits, as do further ones)", error.strerror or error)
+            self._selector.unregister(self._listener)
+            self._accepting = False
+
+    def _accept_again(self) -> None:
+        if not self._accepting and self._listener.fileno() >= 0:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._accepting = True
+
     def _read(self, connection: Connection) -> None:
         try:
             going_on = connection.read()
@@ -183,6 +213,11 @@ class Receiver:
             return
         except RecordError as error:
             self._reject(str(error))
+            self._end(connection, torn=False)
+            return
+        except Exception as error:
+            self._fail()
+            self._reject(f"what it sent could not be dealt with ({error})")
             self._end(connection, torn=False)
             return
         if not going_on:
@@ -200,10 +235,22 @@ class Receiver:
     def _end(self, connection: Connection, *, torn: bool = True) -> None:
         self._selector.unregister(connection.sock)
         self.connections -= 1
+        self._accept_again()
         if connection.sends_records:
             self._idle_since = time.monotonic()
-        if connection.close(last=self._leaving) and torn:
+        try:
+            within = connection.close(last=self._leaving)
+        except Exception:
+            self._fail()
+            return
+        if within and torn:
             self.torn += 1
+
+    def _fail(self) -> None:
+        """Say what nobody foresaw: it costs its own connection, never those of others."""
+        if not self._failed:
+            self._failed = True
+            _logger.exception("a connection failed")
 
     def _reject(self, reason: str) -> None:
         self.rejected += 1

@@ -36,6 +36,8 @@ from otel_cache.sidecar.tracing import TracingPlane
 DRAIN_SECONDS = 2.0
 ORPHAN_IDLE_SECONDS = 3.0
 POLL_SECONDS = 0.5
+MAX_COUNT = 2**63 - 1
+"""Of what processes say of themselves: the sum over many may be more than MessagePack can hold."""
 
 _logger = logging.getLogger("otel_cache.sidecar")
 
@@ -258,7 +260,7 @@ def _status_reporter(receiver: Receiver, processes: Processes, outputs: _Outputs
                 spool_bytes=standing.spool_bytes,
                 spans_sampled=plane.sampled_out if plane is not None else 0,
                 spans_thinned=plane.thinned if plane is not None else 0,
-                missing=processes.missing,
+                missing=min(processes.missing, MAX_COUNT),
                 malformed=receiver.malformed_records,
                 failed=processes.failed,
                 refused=receiver.rejected,
@@ -299,7 +301,8 @@ def _leave(receiver: Receiver, outputs: _Outputs, options: Options) -> list[_Sai
     Under the lock, so that whoever finds nobody listening starts the next sidecar only when this one is done with
     the file.
     """
-    with socket_lock(options.socket, 0) as locked:
+    # Where the socket is gone, perhaps with its folder, nobody waits for this one.
+    with socket_lock(options.socket, 0) if receiver.reachable else contextlib.nullcontext(True) as locked:
         if not locked or receiver.poll(0) or receiver.connections:
             return None
         receiver.drain(DRAIN_SECONDS)

@@ -8,7 +8,7 @@ import msgspec
 
 from otel_cache.errors import RecordError, UsageError
 from otel_cache.package import VERSION
-from otel_cache.records import LENGTH, PROTOCOL_VERSION, Hello, StatusRequest, encode_frame
+from otel_cache.records import LENGTH, PROTOCOL_VERSION, UNREADABLE, Hello, StatusRequest, encode_frame
 
 MAX_ANSWER_BYTES = 1 << 20
 
@@ -86,7 +86,7 @@ def query_status(socket_path: str, seconds: float = 3.0) -> Status:
             if length > MAX_ANSWER_BYTES:
                 raise RecordError(f"an answer of {length} bytes")
             return _decoder.decode(_receive(asking, length))
-        except (OSError, RecordError, msgspec.MsgspecError) as error:
+        except (OSError, RecordError, *UNREADABLE) as error:
             raise UsageError(f"what listens on {socket_path} does not answer like a sidecar: {error}") from error
 
 

@@ -1,10 +1,11 @@
 """Real OTLP servers for tests: they keep what they are sent, and can be away, slow or unwilling."""
 
 import base64
+import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -91,25 +92,55 @@ class Collector(TraceServiceServicer):
 
 
 class HttpCollector:
-    """An OTLP/HTTP server; `status` is what it answers."""
+    """An OTLP/HTTP server.
+
+    Attributes:
+        requests: what it took, in order.
+        tries: requests that reached it, whether it took them or not.
+        clients: where they came from.
+        status: what it answers.
+        headers: further headers of its answers; with a `Content-Length` that is not theirs a body breaks off.
+        answer: the body, in parts; without a length its end is that of the connection.
+
+    """
 
     def __init__(self) -> None:
         self.requests: list[ExportTraceServiceRequest] = []
         self.metadata: dict[str, str] = {}
         self.tries = 0
         self.status = 200
+        self.clients: set[tuple[str, int]] = set()
+        self.headers: dict[str, str] = {}
+        self.answer: Callable[[], Iterable[bytes]] = lambda: ()
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
+            # Connections stay, as a collector's do.
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                """Answer who follows a redirection, and has left the spans behind."""
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
             def do_POST(self) -> None:
                 collector.tries += 1
+                collector.clients.add(self.client_address)
                 collector.metadata = {"path": self.path, **{key.lower(): value for key, value in self.headers.items()}}
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if collector.status == 200:
                     collector.requests.append(ExportTraceServiceRequest.FromString(body))
                 self.send_response(collector.status)
-                self.send_header("Content-Length", "0")
+                for header in {"Content-Length": "0", **collector.headers}.items():
+                    self.send_header(*header)
                 self.end_headers()
+                with contextlib.suppress(ConnectionError):
+                    for part in collector.answer():
+                        self.wfile.write(part)
+                        self.wfile.flush()
+                if "Content-Length" in collector.headers:
+                    self.close_connection = True
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -1,7 +1,14 @@
 """Export by OTLP, to real servers: what they get is what the file has."""
 
+import gzip
+import time
+
 import grpc
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceResponse,
+)
 
 from otel_cache.errors import UsageError
 from otel_cache.semconv import names
@@ -120,7 +127,16 @@ def test_what_a_grpc_status_means(collector, code, monkeypatch):
     assert taken == (Outcome.SENT, 0, "")
 
 
-@pytest.mark.parametrize(("status", "outcome"), [(400, Outcome.REFUSED), (401, Outcome.REFUSED), (503, Outcome.AWAY)])
+HTTP_STATUSES = {
+    **dict.fromkeys([201, 202, 204], Outcome.SENT),
+    **dict.fromkeys([301, 302, 303, 304, 307, 308, 399], Outcome.REFUSED),
+    **dict.fromkeys([400, 401, 404, 408, 413, 500, 501, 505], Outcome.REFUSED),
+    **dict.fromkeys([429, 502, 503, 504], Outcome.AWAY),
+}
+"""As the section on failures of OTLP's specification has them."""
+
+
+@pytest.mark.parametrize(("status", "outcome"), HTTP_STATUSES.items())
 def test_what_an_http_status_means(http_collector, status, outcome, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
@@ -132,8 +148,109 @@ def test_what_an_http_status_means(http_collector, status, outcome, monkeypatch)
     exporter.shutdown()
 
     assert answer.outcome is outcome
-    assert str(status) in answer.error
+    assert (str(status) in answer.error) == (outcome is not Outcome.SENT)
     assert taken.outcome is Outcome.SENT
+
+
+@pytest.fixture
+def http_exporter(http_collector, monkeypatch):
+    """An exporter to `http_collector`."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    exporter, _ = make_exporter(http_collector.endpoint)
+    yield exporter
+    exporter.shutdown()
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_who_redirects_has_not_got_the_spans(http_collector, http_exporter, status):
+    http_collector.status = status
+    http_collector.headers = {"Location": f"{http_collector.endpoint}/elsewhere"}
+    answer = http_exporter.send(b"", 3)
+
+    assert answer.outcome is Outcome.REFUSED
+    assert f"{status}: " in answer.error
+    assert f"redirected to {http_collector.endpoint}/elsewhere" in answer.error
+    assert http_collector.tries == 1
+
+
+def partial(rejected, message=""):
+    """Return an answer that says how many spans were not taken."""
+    success = ExportTracePartialSuccess(rejected_spans=rejected, error_message=message)
+    return ExportTraceServiceResponse(partial_success=success).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        pytest.param(b"", (0, ""), id="nothing"),
+        pytest.param(partial(2, "no room"), (2, "no room"), id="some"),
+        pytest.param(partial(0, "slow down"), (0, "slow down"), id="a-warning"),
+        pytest.param(partial(2**62), (3, ""), id="more-than-there-are"),
+        pytest.param(partial(-1), (0, ""), id="less-than-none"),
+        pytest.param(partial(2)[:-1], (0, ""), id="cut-short"),
+        pytest.param(b"<html>OK</html>", (0, ""), id="no-answer-of-otlp"),
+        pytest.param(b"{}", (0, ""), id="json"),
+    ],
+)
+def test_what_an_http_server_says_of_what_it_took(http_collector, http_exporter, body, expected):
+    http_collector.headers = {"Content-Length": str(len(body))}
+    http_collector.answer = lambda: [body]
+
+    assert http_exporter.send(b"", 3) == (Outcome.SENT, *expected)
+
+
+def test_an_answer_of_an_http_server_may_be_compressed(http_collector, http_exporter):
+    body = gzip.compress(partial(2))
+    http_collector.headers = {"Content-Length": str(len(body)), "Content-Encoding": "gzip"}
+    http_collector.answer = lambda: [body]
+
+    assert http_exporter.send(b"", 3) == (Outcome.SENT, 2, "")
+
+
+def test_a_connection_to_an_http_server_is_used_again(http_collector, http_exporter):
+    for status, outcome in [(200, Outcome.SENT), (400, Outcome.REFUSED), (301, Outcome.REFUSED), (200, Outcome.SENT)]:
+        http_collector.status = status
+        assert http_exporter.send(b"", 3).outcome is outcome
+
+    assert (http_collector.tries, len(http_collector.clients)) == (4, 1)
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(200, Outcome.SENT), (400, Outcome.REFUSED), (503, Outcome.AWAY)])
+@pytest.mark.parametrize(
+    ("headers", "part"),
+    [
+        pytest.param({"Content-Length": str(1 << 32)}, b"x" * (1 << 20), id="large"),
+        pytest.param({"Content-Length": "1000"}, b"x", id="slow"),
+        pytest.param({"Content-Length": "1000"}, b"", id="broken-off"),
+        pytest.param({"Content-Length": "7", "Content-Encoding": "gzip"}, b"notgzip", id="not-as-announced"),
+    ],
+)
+def test_an_answer_s_body_is_read_as_far_as_it_is_of_use(
+    http_collector, http_exporter, monkeypatch, status, outcome, headers, part
+):
+    monkeypatch.setattr("otel_cache.sidecar.exporters.ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(http_exporter._client, "_timeout", 1.0)
+    sent = 0
+
+    def parts():
+        nonlocal sent
+        while sent < 1 << 30:
+            yield part
+            sent += len(part)
+            if len(part) < 1 << 20:
+                if len(part) != 1:
+                    return
+                time.sleep(0.05)
+
+    http_collector.status = status
+    http_collector.headers = headers
+    http_collector.answer = parts
+    began = time.monotonic()
+    answer = http_exporter.send(b"", 3)
+
+    assert answer.outcome is outcome
+    assert time.monotonic() - began < 10
+    assert sent < 64 << 20
 
 
 def test_an_http_server_that_is_not_there_is_away(http_collector, monkeypatch):
@@ -190,9 +307,13 @@ def test_what_was_lost_is_told_on_the_next_span_of_the_evidence(start, socket_pa
     assert not any(names.EXPORT_DROPPED in span.attributes for span in read_lines(out))
 
 
-def test_spans_that_a_collector_rejects_are_lost(start, socket_path, collector):
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_spans_that_a_collector_rejects_are_lost(start, socket_path, collector, http_collector, protocol, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     collector.rejected = 2
-    sidecar = start(endpoint=collector.endpoint)
+    http_collector.headers = {"Content-Length": str(len(partial(2)))}
+    http_collector.answer = lambda: [partial(2)]
+    sidecar = start(endpoint=(collector if protocol == "grpc" else http_collector).endpoint)
     Peer(socket_path, hello()).send(*whole_request())
     wait_until(lambda: status_of(socket_path).spans_lost)
     status = status_of(socket_path)

@@ -1,6 +1,8 @@
 """Numbers that no vLLM writes, in every place of every record: the sidecar goes on, and counts what it cannot read."""
 
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,6 +10,7 @@ import pytest
 
 from otel_cache.records import LENGTH, Chunk
 from otel_cache.semconv import names
+from otel_cache.sidecar.build import MAX_PROCESSES
 
 from .support import (
     Peer,
@@ -90,3 +93,41 @@ def test_one_number_at_a_time(start, socket_path, tmp_path, collector, capfd, ex
     assert status.malformed > 0
     # No more than one of each kind is complained of.
     assert capfd.readouterr().err.count("only counted") <= 2
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_numbers_of_what_is_not_known(start, socket_path, tmp_path, number):
+    """A batch that has to be read record by record has the same bounds as one that is read whole."""
+    out = tmp_path / "out.jsonl"
+    sidecar = start(out)
+    for process, dropped, record in [
+        ("a1", 0, ["warp", number, 0]),
+        ("a2", number, ["x"]),
+        ("a3", number, ["warp", 0]),
+    ]:
+        peer = Peer(socket_path, hello(process))
+        payload = msgspec.msgpack.encode(["batch", dropped, [record]])
+        peer.socket.sendall(LENGTH.pack(len(payload)) + payload)
+        peer.close()
+    Peer(socket_path, hello("ffff")).send(*whole_request())
+    wait_until(lambda: named(read_lines(out), names.REQUEST))
+    status = status_of(socket_path)
+
+    assert sidecar.stop() == 0
+    assert (status.malformed, status.refused, status.missing) == (1, 2, 0)
+
+
+def test_more_than_a_status_can_hold(start, socket_path):
+    """Each of many processes says of itself as much as it may."""
+    sidecar = start(Path("/dev/null"))
+    payload = msgspec.msgpack.encode(["batch", 2**53, [["warp", 2**53]]])
+    for number in range(2**11 + MAX_PROCESSES + 10):
+        peer = Peer(socket_path, hello(f"{number:x}"))
+        peer.socket.sendall(LENGTH.pack(len(payload)) + payload)
+        peer.socket.shutdown(socket.SHUT_WR)
+        assert peer.socket.recv(1)
+        peer.close()
+    status = status_of(socket_path)
+
+    assert sidecar.stop() == 0
+    assert (status.malformed, status.refused, status.missing) == (0, 0, 2**63 - 1)

@@ -1,6 +1,7 @@
 """Daemons: one per socket, of nobody's process tree, gone when idle."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from otel_cache.errors import UsageError
 from otel_cache.semconv import names
+from otel_cache.sidecar import launch
 from otel_cache.sidecar.launch import default_socket, ensure_daemon, is_listening, start_child
 
 from .support import SPANS, Peer, hello, named, read_lines, wait_until, whole_request
@@ -20,6 +22,23 @@ import sys, time
 from otel_cache.sidecar.launch import start_child
 print(start_child(*sys.argv[1:]).pid, flush=True)
 time.sleep(60)
+"""
+
+
+CLOSED = """
+import os, sys
+closed, way, path, out = sys.argv[1:]
+for stream in closed:
+    os.close(int(stream))
+from otel_cache.sidecar import launch
+if way == "daemon":
+    os._exit(0 if launch.ensure_daemon(path, out) else 3)
+child = launch.start_child(path, out, silent=True)
+try:
+    named = [os.readlink(f"/proc/{child.pid}/fd/{stream}") for stream in closed]
+finally:
+    code = child.stop()
+os._exit(code or (0 if named == [os.devnull] * len(closed) else 4))
 """
 
 
@@ -68,19 +87,53 @@ def test_a_daemon_that_cannot_start_is_an_error(socket_path, tmp_path):
         ensure_daemon(socket_path, str(tmp_path))
 
 
-def test_a_sidecar_leaves_when_idle(socket_path, tmp_path):
+@pytest.mark.parametrize("gone", ["nothing", "socket", "folder"])
+def test_a_sidecar_leaves_when_idle(socket_path, tmp_path, gone):
     out = tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "otel_cache.sidecar", "--socket", socket_path, "--out", str(out)]
     sidecar = subprocess.Popen([*command, "--exit-when-idle", "0.1"], stderr=subprocess.PIPE, text=True)
     wait_until(lambda: is_listening(socket_path))
     peer = Peer(socket_path, hello())
     peer.send(*whole_request())
+    if gone == "socket":
+        Path(socket_path).unlink()
+    elif gone == "folder":
+        shutil.rmtree(Path(socket_path).parent)
     peer.close()
 
     assert sidecar.wait(20) == 0
     assert f"{SPANS} spans written" in sidecar.stderr.read()
     sidecar.stderr.close()
     assert not Path(socket_path).exists()
+
+
+@pytest.mark.parametrize("way", ["child", "daemon"])
+@pytest.mark.parametrize("closed", ["0", "1", "2", "01", "02", "12", "012"])
+def test_standard_streams_may_be_closed(socket_path, tmp_path, way, closed):
+    """None of the sidecar's own pipes and files takes their place."""
+    command = [sys.executable, "-c", CLOSED, closed, way, socket_path, str(tmp_path / "out.jsonl")]
+    try:
+        assert subprocess.run(command, timeout=60).returncode == 0
+        assert len(daemons(socket_path)) == (way == "daemon")
+        assert (tmp_path / "out.jsonl").exists()
+    finally:
+        for process in daemons(socket_path):
+            process.terminate()
+            process.wait(30)
+
+
+@pytest.mark.parametrize("error", ["PermissionError", "OSError"])
+def test_a_daemon_that_may_not_yield_is_started_all_the_same(socket_path, tmp_path, monkeypatch, error):
+    refuse = f"import os\ndef refuse(_): raise {error}(1, 'no')\nos.nice=refuse\n"
+    monkeypatch.setattr(launch, "_DETACH", refuse + launch._DETACH)
+    try:
+        assert ensure_daemon(socket_path, str(tmp_path / "out.jsonl"))
+        (daemon,) = daemons(socket_path)
+        assert daemon.nice() == psutil.Process().nice()
+    finally:
+        for process in daemons(socket_path):
+            process.terminate()
+            process.wait(30)
 
 
 def test_a_silent_child_leaves_it_to_its_starter_to_say_what_was_written(socket_path, tmp_path, capfd):

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +16,17 @@ import msgspec
 import psutil
 import pytest
 
-from otel_cache.errors import UsageError
-from otel_cache.records import LENGTH, PROTOCOL_VERSION, Batch, decode_acknowledge, encode_frame, salvage_batch
+from otel_cache.errors import RecordError, UsageError
+from otel_cache.records import (
+    LENGTH,
+    PROTOCOL_VERSION,
+    Acknowledge,
+    Batch,
+    decode_acknowledge,
+    decode_payload,
+    encode_frame,
+    salvage_batch,
+)
 from otel_cache.semconv import names
 from otel_cache.sidecar.receiver import MAX_BUFFERED, MAX_CONNECTIONS, Receiver
 from otel_cache.sidecar.settings import read_settings
@@ -67,6 +77,95 @@ def test_garbage_inside_a_record_is_told_from_garbage_in_a_frame():
     salvaged, malformed = salvage_batch(batch)
 
     assert (salvaged.records, malformed) == ([replica()], 2)
+
+
+DEPTH = 2_000
+DEEP = {"lists": b"\x91" * DEPTH + b"\xc0", "maps": b"\x81\xa1k" * DEPTH + b"\xc0", "keys": b"\x81" * DEPTH + b"\xc0"}
+"""Values nested deeper than anything reads them, in MessagePack."""
+
+
+def packed(*fields: object) -> bytes:
+    """Return an array of fields, of which bytes are in MessagePack already."""
+    encoded = [each if isinstance(each, bytes) else msgspec.msgpack.encode(each) for each in fields]
+    return bytes([0x90 | len(encoded)]) + b"".join(encoded)
+
+
+def deep_payloads(deep: bytes) -> dict[str, bytes]:
+    """Return a message for each place of the protocol that a value can be nested in."""
+    known = plain(replica())
+    return {
+        "alone": deep,
+        "hello": packed("hello", 1, deep, 1, 1, "0"),
+        "more-of-a-hello": packed(*plain(hello()), deep),
+        "status": packed("status", deep),
+        "records": packed("batch", 0, deep),
+        "record": packed("batch", 0, packed(deep)),
+        "field": packed("batch", 0, packed(packed(*known[:-1], deep))),
+        "more-of-a-record": packed("batch", 0, packed(packed(*known, deep))),
+        "unknown-record": packed("batch", 0, packed(packed("warp", 1, deep))),
+        "more-of-a-batch": packed("batch", 0, b"\x90", deep),
+    }
+
+
+@pytest.mark.parametrize("deep", DEEP.values(), ids=DEEP)
+def test_what_is_nested_too_deeply_costs_only_its_connection(start, socket_path, tmp_path, deep):
+    out = tmp_path / "out.jsonl"
+    sidecar = start(out)
+    good = Peer(socket_path, hello("cc"))
+    for payload in deep_payloads(deep).values():
+        for greeting in (None, hello()):
+            peer = Peer(socket_path, greeting)
+            peer.socket.sendall(LENGTH.pack(len(payload)) + payload)
+            assert peer.ended()
+    good.send(*whole_request())
+    status = status_of(socket_path)
+
+    assert sidecar.stop() == 0
+    assert len(named(read_lines(out), names.REQUEST)) == 1
+    assert status.refused == 2 * len(deep_payloads(deep))
+
+
+@pytest.mark.parametrize("decode", [decode_payload, salvage_batch, decode_acknowledge])
+@pytest.mark.parametrize("deep", DEEP.values(), ids=DEEP)
+def test_what_is_nested_too_deeply_is_no_record(decode, deep):
+    answer = packed("ack", 1, 0, b"\x80", False, deep)
+    for payload in (answer, *deep_payloads(deep).values()):
+        with pytest.raises(RecordError):
+            decode(payload)
+
+
+@pytest.mark.parametrize("place", ["open", "add", "progress", "close"])
+def test_what_nobody_foresaw_costs_only_its_connection(socket_path, caplog, place):
+    class Session:
+        def add(self, batch):
+            assert place != "add"
+
+        def progress(self):
+            assert place != "progress"
+            return Acknowledge(0, 0, {})
+
+        def close(self):
+            assert place != "close"
+
+    def open_session(hello):
+        assert place != "open"
+        return Session()
+
+    receiver = Receiver(socket_path, open_session)
+    peers = [Peer(socket_path, hello(name)) for name in ("aa", "bb")]
+    for peer in peers:
+        peer.send(replica())
+        peer.socket.shutdown(socket.SHUT_WR)
+    while receiver.poll(0.2) or receiver.connections:
+        pass
+    receiver.drain(0)
+
+    assert caplog.text.count("Traceback") == 1
+    for peer in peers:
+        peer.socket.settimeout(5)
+        while peer.socket.recv(1 << 10):
+            pass
+        peer.close()
 
 
 @pytest.mark.parametrize("difference", [-1, 1])
@@ -187,6 +286,29 @@ def test_so_many_connections_and_no_more(start, socket_path):
     wait_until(lambda: has_refused(socket_path))
 
 
+def test_who_finds_no_descriptor_left_waits_without_keeping_the_sidecar_busy(start, socket_path, tmp_path, capfd):
+    out = tmp_path / "out.jsonl"
+    sidecar = start(out)
+    process = psutil.Process(sidecar.pid)
+    process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + 2,) * 2)
+    peers = [Peer(socket_path, hello(f"{number:x}")) for number in range(8)]
+    for number, peer in enumerate(peers):
+        peer.send(*whole_request(request=str(number)))
+    wait_until(lambda: len(named(read_lines(out), names.REQUEST)) >= 2)
+    before = sum(process.cpu_times()[:2])
+    time.sleep(1.5)
+    busy = sum(process.cpu_times()[:2]) - before
+    served = len(named(read_lines(out), names.REQUEST))
+    for peer in peers:
+        peer.close()
+    wait_until(lambda: len(named(read_lines(out), names.REQUEST)) == 8)
+
+    assert sidecar.stop() == 0
+    assert served < 8
+    assert busy < 0.5
+    assert capfd.readouterr().err.count("cannot take a connection: Too many open files") == 1
+
+
 def has_refused(path):
     try:
         return query_status(path).refused >= 1
@@ -285,6 +407,27 @@ def test_the_status_of_a_sidecar(start, socket_path, tmp_path, collector):
     assert f"to {collector.endpoint}" in text
     assert gone.returncode == 1
     assert "no sidecar listens" in gone.stderr
+
+
+@pytest.mark.parametrize("deep", DEEP.values(), ids=DEEP)
+def test_an_answer_that_is_nested_too_deeply_is_not_a_sidecar_s(tmp_path, deep):
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+
+        def answer():
+            peer, _ = listener.accept()
+            with peer:
+                payload = b"\x82\xa4type\xa6status\xa4more" + deep
+                peer.sendall(LENGTH.pack(len(payload)) + payload)
+                peer.recv(1 << 16)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(UsageError, match="does not answer like a sidecar"):
+            query_status(path, 10)
+        thread.join()
 
 
 def test_what_is_no_sidecar_does_not_answer_like_one(tmp_path):

@@ -44,6 +44,23 @@ def test_the_exit_code_is_the_command_s(tmp_path, words, code):
     assert run("--out", str(tmp_path / "o.jsonl"), "--", *words).returncode == code
 
 
+def test_standard_input_may_be_closed(tmp_path):
+    out = tmp_path / "out.jsonl"
+    words = ["sh", "-c", 'exec "$@" <&-', "sh", *RUN, "--out", str(out), "--", "true"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=ROOT)
+
+    assert done.returncode == 0, done.stderr
+    assert out.exists()
+
+
+@pytest.mark.parametrize("option", ["--out", "--endpoint"])
+def test_an_option_that_is_empty_is_refused(option):
+    done = run(option, "", "--", "true")
+
+    assert done.returncode == 2
+    assert "is empty: is a variable unset?" in done.stderr
+
+
 def test_the_file_is_complete(tmp_path):
     out = tmp_path / "o.jsonl"
     result = run("--out", str(out), "--", sys.executable, "-c", SEND.format(tests=str(ROOT / "tests")))

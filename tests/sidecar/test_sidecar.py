@@ -5,6 +5,10 @@ import os
 import socket
 import stat
 import struct
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import polars as pl
@@ -15,6 +19,7 @@ from otel_cache.records import MAX_FRAME_BYTES, Batch, encode_frame
 from otel_cache.semconv import names
 from otel_cache.sidecar.__main__ import INCOMPLETE
 from otel_cache.sidecar.launch import start_child
+from otel_cache.sidecar.otlp_json import PATIENCE_SECONDS
 from otel_cache.sidecar.parquet import PART_SUFFIX, convert
 
 from .support import SPANS, Peer, hello, lookup, named, read_lines, replica, step, wait_until, whole_request
@@ -198,6 +203,56 @@ def test_a_quiet_sidecar_says_what_was_lost_and_nothing_else(socket_path, tmp_pa
     assert bool(complaints) == bool(said)
     assert all(part in complaints for part in said.split("|"))
     assert "spans written" not in complaints
+
+
+def test_a_pipe_gets_every_line_while_somebody_reads(start, socket_path, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    sidecar = start(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    peer = Peer(socket_path, hello())
+    for number in range(50):
+        peer.send(*whole_request(10 * number, f"r{number}"))
+    code = sidecar.stop()
+    reader.join()
+
+    (tmp_path / "read").write_bytes(read[0])
+    assert code == 0
+    assert len(named(read_lines(tmp_path / "read"), names.REQUEST)) == 50
+
+
+def test_a_pipe_that_nobody_reads_does_not_keep_the_sidecar(start, socket_path, tmp_path, capfd):
+    os.mkfifo(tmp_path / "pipe")
+    sidecar = start(tmp_path / "pipe")
+    peer = Peer(socket_path, hello())
+    for number in range(50):
+        peer.send(*whole_request(10 * number, f"r{number}"))
+    began = time.monotonic()
+
+    assert sidecar.stop() == INCOMPLETE
+    assert time.monotonic() - began < 2 * PATIENCE_SECONDS
+    assert "nobody reads it" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--socket", "--out", "--endpoint"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param([sys.executable, "-m", "otel_cache.sidecar"], id="module"),
+        pytest.param([str(Path(sys.executable).with_name("otel-cache")), "sidecar"], id="command"),
+    ],
+)
+def test_an_option_that_is_empty_is_refused(socket_path, program, option):
+    options = {"--socket": socket_path, option: ""}
+    words = [word for pair in options.items() for word in pair]
+    done = subprocess.run([*program, *words], capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 2
+    assert option in done.stderr
+    assert "empty: is a variable unset?" in done.stderr
+    assert not Path(socket_path).exists()
 
 
 def test_one_sidecar_per_socket(start, socket_path, tmp_path):
