@@ -252,13 +252,13 @@ def fix_not_materialized(case: Case) -> Fix:
             f"no chunk can be made to end at {number(at)}: chunks end on multiples of the scheduler block of "
             f"{number(settings.scheduler_block)}; let shared prefixes end on such a multiple"
         )
-    if at in chunk_ends(settings, Prefill(worst.prompt_tokens)):
+    if _ends_at(settings, at):
         says = (
             f"a prompt that is computed alone ends a chunk at {number(at)} with today's {BUDGET_FLAG} "
             f"{settings.max_batched_tokens} already; this one began elsewhere or shared its steps with others"
         )
         return Fix(says, regained=0)
-    budget = chunk_budget(settings, at, worst.prompt_tokens)
+    budget = chunk_budget(settings, at)
     if budget is None:
         return Fix(f"no {BUDGET_FLAG} makes a chunk of such a prompt end at {number(at)}{_cut(settings)}", regained=0)
     change = Change((("max_num_batched_tokens", str(budget)),), f"set {BUDGET_FLAG} {budget}")
@@ -299,18 +299,21 @@ def _cut(settings: Settings) -> str:
     )
 
 
-def chunk_budget(settings: Settings, boundary: int, tokens: int) -> int | None:
+def chunk_budget(settings: Settings, boundary: int) -> int | None:
     """Return the largest batch-token limit, not above today's, with which a chunk of a prompt ends at `boundary`.
 
-    That is of a prompt of `tokens` that is computed alone. None: there is none.
+    That is of a prompt that is computed alone and goes on beyond it. None: there is none.
     """
-    today = settings.max_batched_tokens or tokens
-    parts = (boundary // n for n in range(1, boundary // settings.split_block + 1) if boundary % n == 0)
-    return next((size for size in parts if size <= today and _ends_at(settings, boundary, tokens, size)), None)
+    today = settings.max_batched_tokens or boundary
+    sizes = (boundary // n for n in range(1, boundary // settings.split_block + 1) if boundary % n == 0)
+    limited = (replace(settings, max_batched_tokens=size) for size in sizes if size <= today)
+    return next((each.max_batched_tokens for each in limited if _ends_at(each, boundary)), None)
 
 
-def _ends_at(settings: Settings, boundary: int, tokens: int, budget: int) -> bool:
-    return boundary in chunk_ends(replace(settings, max_batched_tokens=budget), Prefill(tokens))
+def _ends_at(settings: Settings, boundary: int) -> bool:
+    # So long that where it ends is not what ends the chunk.
+    goes_on = Prefill(2 * (boundary + settings.max_batched_tokens + settings.scheduler_block))
+    return boundary in chunk_ends(settings, goes_on)
 
 
 def fix_evicted(case: Case) -> Fix:

@@ -138,7 +138,7 @@ def test_the_loss_that_moved_a_boundary_need_not_end_first(lab: Labs, tmp_path: 
 def test_it_does_where_no_interval_keeps_the_lower_boundary(ladder: list[tuple[str, int, int]], first: bool) -> None:
     """8,032 is no multiple of the scheduler block; what the whole prefix needs is another boundary, or the same one."""
     full = Group(0, "full_attention", 1600, 0, flagged=False, drops=False, fine_grained=True)
-    settings = Settings((full,), ((0,),), 32, 32, 1600, 0, True, False, True, "0", OLD, "mtp", 8192, "")
+    settings = Settings((full,), ((0,),), 32, 32, 1600, 1600, 0, True, False, True, "0", OLD, "mtp", 8192, "")
     row = LookupResult("two", "r", 0, 0, 1, 11910, 0, 0, 8032, {"shifted_boundary": 8032}, [0], [], "held_prefix")
     row.ladder = ladder
     fix = fix_shifted(Case("shifted_boundary", settings, [row], row))

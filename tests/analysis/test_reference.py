@@ -19,7 +19,7 @@ from otel_cache.errors import LabError
 
 pytestmark = pytest.mark.vllm
 
-EXAMPLES = 25
+EXAMPLES = 40
 
 
 @pytest.mark.timeout(600)

@@ -32,7 +32,10 @@ from otel_cache.semconv import names
 from otel_cache.sidecar.status import Status, query_status
 from scripts.semconv.registry import load
 
-pytestmark = pytest.mark.vllm
+from .served import START_SECONDS
+
+# A start takes minutes on a machine with much else to do.
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 BIN = Path(sys.executable).parent
 PROGRAM = Path(__file__).with_name("program.py")
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -160,7 +163,7 @@ def served(model: Path, runtime: Path, tmp_path_factory: pytest.TempPathFactory)
             cwd=folder,
         )
     try:
-        wait_for(lambda: answers(port), 300, server)
+        wait_for(lambda: answers(port), START_SECONDS, server)
         complete(port, {"traceparent": TRACEPARENT})
         complete(port, {})
         status = wait_for(lambda: (now := sidecar_status(runtime)).requests == 2 and now, 30, server)
