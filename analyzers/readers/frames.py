@@ -163,16 +163,14 @@ class CaptureBuilder:
 
         made = {}
         for name in _ONE_BY_ONE:
-            rows = rows_of(name)
+            frame = rows_of(name)
             if name == names.EVICT:
-                rows = order.place_markers(rows, map(rows_of, (names.LOOKUP, names.STORE, names.EVICT)))
+                frame = order.place_markers(frame, map(rows_of, (names.LOOKUP, names.STORE, names.EVICT)))
             elif name == names.GROUP_LOOKUP:
-                rows = order.follow_lookups(rows, rows_of(names.LOOKUP))
+                frame = order.follow_lookups(frame, rows_of(names.LOOKUP))
             del self._rows[name]
-            given = [rows]
-            del rows
             by = order.BY_TIME if name == names.REQUEST else order.BY_RECORD
-            made[name] = _finished(order.sort(given.pop(), by), TABLES[name].schema)
+            made[name] = _finished(order.sort(frame, by), TABLES[name].schema)
         return Capture(
             lives=lives,
             lookups=made[names.LOOKUP],
