@@ -49,6 +49,8 @@ class Load:
     def __init__(self, prompt: int, block: int) -> None:
         """Build the scheduler."""
         self._forward = 0.0
+        from vllm.utils.gc_utils import freeze_gc_heap
+
         from analyzers.vllm_lab.engine import build_replicas
         from analyzers.vllm_lab.scenario import parse_scenario
 
@@ -72,6 +74,7 @@ class Load:
         self._prompt = prompt
         self._shared = [self._random.randrange(10, 500) for _ in range(prompt // 2)]
         self._sent = 0
+        freeze_gc_heap()  # as vLLM's engine core does when it has started
 
     def fill(self) -> None:
         """Send requests until enough of them are there."""

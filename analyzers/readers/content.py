@@ -1,6 +1,7 @@
 """What an input holds, told by its first bytes and not by its name, and its bytes without their compression."""
 
 import io
+import select
 import sys
 import zlib
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ MAX_RATIO = 1000
 """No capture is a thousandth of its size when compressed; what would be is made to fill a disk or a memory."""
 UNSUSPECTED_BYTES = 64 << 20
 """So much is let out whatever the ratio."""
+HEED_MILLISECONDS = 200
+"""How long a signal may wait until reading heeds it."""
 
 Form = Literal["lines", "document", "messages", "parquet"]
 TRUNCATED = (EOFError, zlib.error, BadGzipFile, zstd.ZstdError)
@@ -45,6 +48,27 @@ TRUNCATED = (EOFError, zlib.error, BadGzipFile, zstd.ZstdError)
 
 class Bomb(EOFError):
     """A compressed file that would never end."""
+
+
+class _Heeding(io.RawIOBase):
+    """A file, pipe or terminal whose reader heeds a signal also where it came just before the read that then waits."""
+
+    def __init__(self, raw: io.FileIO) -> None:
+        self._raw = raw
+        self._poll = select.poll()
+        self._poll.register(raw, select.POLLIN)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview, /) -> int | None:  # type: ignore[override]
+        while not self._poll.poll(HEED_MILLISECONDS):
+            pass
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 class _Readable(Protocol):
@@ -112,14 +136,26 @@ def open_content(path: Path | None, label: str) -> Iterator[Content]:
     if path is None and sys.stdin is None:
         raise CaptureError(f"{label}: closed; give it a file or a pipe, or name a file")
     try:
-        stream = sys.stdin.buffer if path is None else path.open("rb", buffering=BUFFER_BYTES)
+        stream = _standard_input() if path is None else _heeding(path.open("rb", buffering=0))
     except OSError as error:
         raise CaptureError(f"{label}: cannot be read ({error.strerror})") from error
     try:
-        yield _content(cast(io.BufferedReader, stream), label)
+        yield _content(stream, label)
     finally:
         if path is not None:
             stream.close()
+
+
+def _standard_input() -> io.BufferedReader:
+    try:
+        number = sys.stdin.fileno()
+    except OSError:  # something of this process stands for it
+        return cast(io.BufferedReader, sys.stdin.buffer)
+    return _heeding(io.FileIO(number, closefd=False))
+
+
+def _heeding(raw: io.FileIO) -> io.BufferedReader:
+    return io.BufferedReader(_Heeding(raw), BUFFER_BYTES)
 
 
 def _content(stream: io.BufferedReader, label: str) -> Content:
