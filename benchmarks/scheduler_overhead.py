@@ -1,9 +1,10 @@
 """What the instrumentation costs vLLM's scheduler: the same steps without it, with it, and with an SDK span per record.
 
 One workload per process, forked from one that has imported vLLM: the same requests, the same steps, so that step k of
-one is step k of the other. They run in turns of a step, in random order, and who is not at turn is stopped, sender
+one is step k of the other. They run in turns of a few steps, in random order, and who is not at turn is stopped, sender
 thread and all. (A machine may be a fifth faster in one fifth of a second than in the next: longer turns would
-measure that.)
+measure that.) The first step of a turn is not counted: whoever was stopped finds its caches cold and its timers run
+out, so that its sender would wake in each of these steps, which it does not in a process that runs.
 
 What is timed is `schedule()` plus `update_from_output()`. Between them the model runs, for which a sleep stands: vLLM's
 thread waits for a GPU in the same way. `--forward 0` leaves it out: then the sender thread has no other time than the
@@ -38,6 +39,8 @@ CASES = {
     "100000/1600": (100_000, 1_600, 800),
 }
 """Prompt tokens, block size, measured steps."""
+TURN = 5
+"""Steps of a turn, with the first that is not counted."""
 MODES = ("off", "off_again", "on", "sdk", "hooks")
 """Not patched; the same once more: what the measurement can tell apart; everything on; an SDK span for each record;
 patched, and what is captured thrown away."""
@@ -127,7 +130,7 @@ def warm_steps(prompt: int) -> int:
 
 
 def measure(mode: str, prompt: int, block: int, forward: float, pipe: Any) -> None:
-    """Run the workload in this process, a step whenever it is told to, and send what it took."""
+    """Run the workload in this process, a turn whenever it is told to, and send what its steps took."""
     os.chdir(tempfile.mkdtemp())
     close = start(mode)
     load = Load(prompt, block)
@@ -138,8 +141,11 @@ def measure(mode: str, prompt: int, block: int, forward: float, pipe: Any) -> No
     pipe.send("ready")
     load._forward = forward
     while pipe.recv():
-        load.fill()
-        pipe.send(load.step())
+        times = []
+        for _ in range(TURN):
+            load.fill()
+            times.append(load.step())
+        pipe.send(times[1:])
     pipe.send(close())
 
 
@@ -192,11 +198,11 @@ class Runner:
         self._pipe.recv()
         self._signal(signal.SIGSTOP)
 
-    def step(self) -> None:
-        """Make a step and keep what it took."""
+    def turn(self) -> None:
+        """Make a turn and keep what its steps took."""
         self._signal(signal.SIGCONT)
         self._pipe.send(True)
-        self.times.append(self._pipe.recv())
+        self.times += self._pipe.recv()
         self._signal(signal.SIGSTOP)
 
     def close(self) -> dict[str, Any]:
@@ -219,9 +225,9 @@ def compare(case: str, rounds: int, modes: tuple[str, ...], forward: float) -> d
     order = random.Random(case)
     for _ in range(rounds):
         runners = {mode: Runner(mode, case, forward) for mode in modes}
-        for _ in range(CASES[case][2]):
+        for _ in range(CASES[case][2] // (TURN - 1)):
             for mode in order.sample(modes, len(modes)):
-                runners[mode].step()
+                runners[mode].turn()
         off = runners["off"].times
         step_us.append(1e6 * statistics.mean(off))
         for mode, runner in runners.items():

@@ -60,7 +60,7 @@ def _step(replica: Replica, scheduler: Any, output: Any, start: int, context: Co
     running, waiting = len(scheduler.running), len(scheduler.waiting)
     now = time_ns()
     context.emit((pack.step, replica, output, index, span, start, now, running, waiting, free))
-    context.gate.scheduled(now)
+    context.gate.scheduled()
 
 
 def update(original: Function, context: Context) -> Function:

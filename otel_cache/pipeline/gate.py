@@ -2,34 +2,30 @@
 
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from time import time_ns
-
-PAUSE_NS = 5_000_000
-"""Turns of the sender begin no closer to each other, however short the steps are."""
 
 
 class Gate:
     """A flag and a bell: the hooks on the scheduler say when its thread is at work, and ring when a step was scheduled.
 
-    A sender that looked by itself whether its turn has come would take the interpreter from the scheduler to do so.
+    A sender that looked again and again whether its turn has come would take the interpreter from the scheduler to do
+    so. Nothing is rung while nobody waits: waking a thread takes longer than all hooks of a step.
 
     Attributes:
         busy: whether a scheduler of this process is at work.
 
     """
 
-    __slots__ = ("_bell", "_due", "_waiting", "busy")
+    __slots__ = ("_bell", "_waiting", "busy")
 
     def __init__(self) -> None:
         """Begin open."""
         self.busy = False
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._waiting = False
-        self._due = 0
 
-    def scheduled(self, now: int) -> None:
-        """A step was scheduled at `now` (ns since the epoch): the model's turn, and that of a sender that waits."""
-        if self._waiting and now >= self._due:
+    def scheduled(self) -> None:
+        """A step was scheduled: the model's turn, and that of a sender that waits."""
+        if self._waiting:
             self._waiting = False
             self._bell.put(None)
 
@@ -39,4 +35,3 @@ class Gate:
         with suppress(Empty):
             self._bell.get(timeout=seconds)
         self._waiting = False
-        self._due = time_ns() + PAUSE_NS

@@ -56,6 +56,7 @@ class Connection:
         sock: its socket, not blocking.
         since: when it connected, by the monotonic clock.
         greeted: the hello, once it came.
+        received: bytes taken so far.
 
     """
 
@@ -64,6 +65,7 @@ class Connection:
         self.sock = sock
         self.since = time.monotonic()
         self.greeted: Hello | None = None
+        self.received = 0
         self._host = host
         self._session: Session | None = None
         self._buffer = bytearray()
@@ -94,6 +96,7 @@ class Connection:
         except OSError:
             return False
         if data:
+            self.received += len(data)
             self._feed(data)
         return bool(data)
 

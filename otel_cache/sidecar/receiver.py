@@ -38,6 +38,7 @@ class Receiver:
         torn: connections that ended within a frame.
         malformed_records: records that could not be read.
         connections: connections that are open.
+        received: bytes taken so far.
 
     """
 
@@ -65,6 +66,7 @@ class Receiver:
         self.torn = 0
         self.malformed_records = 0
         self.connections = 0
+        self.received = 0
         self.status = status
         self._path = path
         self._uids = {own_uid(), *uids}
@@ -108,7 +110,9 @@ class Receiver:
             if not isinstance(key.data, Connection):
                 key.data()
             elif key.data.sock.fileno() >= 0:  # another connection's frame may have ended this one
+                before = key.data.received
                 self._read(key.data)
+                self.received += key.data.received - before
         if (now := time.monotonic()) >= self._next_sweep:
             self._next_sweep = now + 1.0
             self._accept_again()
