@@ -6,6 +6,7 @@ group of the set has a key for the prefix that ends at `position`.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import lcm
 from typing import NamedTuple
 
@@ -58,6 +59,11 @@ class Agreed(NamedTuple):
     longest: int
 
 
+# What `Found` and `Agreed` do, without a frame of the interpreter for each.
+_make_found = partial(tuple.__new__, Found)
+_make_agreed = partial(tuple.__new__, Agreed)
+
+
 def find(group: Group, holds: Positions, limit: int, drop: bool, alignment: int) -> Found:
     """Return the longest hit of one kind of group that ends at or below `limit`."""
     return _FINDERS.get(group.kind, _find_full)(group, holds, limit, drop, alignment)
@@ -66,20 +72,22 @@ def find(group: Group, holds: Positions, limit: int, drop: bool, alignment: int)
 def _find_full(group: Group, holds: Positions, limit: int, drop: bool, alignment: int) -> Found:
     block = group.block_size
     length = holds.leading(block, limit)
-    if _inside_blocks(block, alignment):
+    if alignment < block and _inside_blocks(block, alignment):
         top = min(length + block - alignment, limit // alignment * alignment)
         length = next((p for p in range(top, length, -alignment) if holds(p)), length)
     hit = length
     if drop and hit:
         hit -= min(alignment, block)
-    return Found(length, hit - hit % alignment)
+    return _make_found((length, hit - hit % alignment))
 
 
 def _find_mamba(group: Group, holds: Positions, limit: int, _drop: bool, alignment: int) -> Found:
     block = group.block_size
-    step = alignment if _inside_blocks(block, alignment) else lcm(block, alignment)
+    step = block
+    if alignment != block:
+        step = alignment if _inside_blocks(block, alignment) else lcm(block, alignment)
     position = holds.last(step, limit)
-    return Found(position, position)
+    return _make_found((position, position))
 
 
 def _find_window(group: Group, holds: Positions, limit: int, drop: bool, alignment: int) -> Found:
@@ -166,14 +174,15 @@ def agreement(settings: Settings, held: PositionsOf, limit: int, hashed: int, dr
     if len(settings.groups) == 1:
         group = settings.groups[0]
         alone = find(group, held((group,)), limit, drop and group.drops, group.block_size).hit
-        return Agreed(alone, alone)
+        return _make_agreed((alone, alone))
     beyond = hashed if settings.block_beyond else limit
     hit, longest = limit, 0
     if settings.one_pass:
         for groups in settings.lookup_sets:
             hit = _next_hit(settings, groups, held, hit, beyond, drop and groups[0].flagged)
-            longest = max(longest, hit)
-        return Agreed(min(hit, limit), longest)
+            if hit > longest:
+                longest = hit
+        return _make_agreed((hit if hit < limit else limit, longest))
     verified: set[int] = set()
     dense_hits: dict[int, int] = {}
     while True:
@@ -204,9 +213,11 @@ def _next_hit(
     """Return the hit of some groups that are looked up together, after a hit of `current` of those before."""
     group = groups[0]
     drop = drop and group.drops
-    if drop:
-        current = min(current + drop_unit(settings, group), beyond)
-    return find(group, held(groups), current, drop, settings.alignment).hit
+    if drop and (current := current + drop_unit(settings, group)) > beyond:
+        current = beyond
+    if not current:
+        return 0
+    return _FINDERS.get(group.kind, _find_full)(group, held(groups), current, drop, settings.alignment).hit
 
 
 def furthest(settings: Settings, held: PositionsOf, limit: int, hashed: int) -> int:

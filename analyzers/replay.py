@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from analyzers import model
@@ -83,6 +84,13 @@ class Snapshot(NamedTuple):
     above: Sequence[int | None]
     wanted: Mapping[int, Sequence[int]]
     unmade: Mapping[int, Sequence[int]]
+
+
+# What `_make` does, without a frame of the interpreter for each.
+_make_elsewhere = partial(tuple.__new__, Elsewhere)
+_make_replayed = partial(tuple.__new__, Replayed)
+_make_snapshot = partial(tuple.__new__, Snapshot)
+_make_scene = partial(tuple.__new__, Scene)
 
 
 class Replay:
@@ -187,7 +195,7 @@ class Replay:
         def coming(after: int) -> Coming:
             return self._producers.coming(lookup.prompt.chain, self._comparable(life), after, time, name, self._prompts)
 
-        return Scene(lookup.limit, lookup.before.same_key, view, fleet, coming, lookup.connector, lacking)
+        return _make_scene((lookup.limit, lookup.before.same_key, view, fleet, coming, lookup.connector, lacking))
 
     def _append(
         self, life: int, lookup: Lookup, explained: Explained | None, elsewhere: Elsewhere | None, view: View | None
@@ -205,10 +213,10 @@ class Replay:
             whole = contains(prompt, self._prompts[life, producer])
             tokens = self._prompts[life, producer].tokens
         self.replayed.append(
-            Replayed(
+            _make_replayed((
                 row, self.settings[life], prompt, snapshot, explained, before.relative, before.same_key,
                 before.other_key, whole, tokens, elsewhere,
-            )
+            ))
         )  # fmt: skip
 
     def _store(self, life: int, row: Stored) -> None:
@@ -253,16 +261,19 @@ class Replay:
         limit = lookup.limit
         for view in holding:
             residency = view.residency
-            if residency is here or residency.over or not view.prefix(limit):
+            if residency is here or residency.over or not (most := view.prefix(limit)):
+                continue
+            before = turn is not None and residency is self.caches[turn]
+            if most < best and residency.bounding and not before:
                 continue
             hit = hit_on(view, limit)
-            if turn is not None and residency is self.caches[turn]:
+            if before:
                 previous = hit
             if hit > best:
                 best, names = hit, [residency.replica]
             elif hit == best:
                 names.append(residency.replica)
-        return Elsewhere(best, sorted(names) if len(names) > 1 else names, previous)
+        return _make_elsewhere((best, sorted(names) if len(names) > 1 else names, previous))
 
 
 def hit_on(view: View, limit: int) -> int:
@@ -276,7 +287,7 @@ def _snapshot(view: View, needed: int, missing: Sequence[Missing]) -> Snapshot:
     cache = view.residency
     below, above = view.neighbours(needed)
     if not missing:
-        return Snapshot(below, above, _NOTHING, _NOTHING)
+        return _make_snapshot((below, above, _NOTHING, _NOTHING))
     wanted: dict[int, Sequence[int]] = {}
     unmade: dict[int, Sequence[int]] = {}
     for entry in missing:

@@ -148,34 +148,43 @@ def no_neighbours(groups: int) -> tuple[Sequence[None], Sequence[None]]:
 class _Held(Positions):
     """The positions at which all of some groups have a key."""
 
+    __slots__ = ("_chain", "_groups", "_known", "_members", "_of", "_unit")
+
     def __init__(self, view: View, groups: Sequence[Group]) -> None:
         # Not the view itself: it has this, and what refers to one another stays until somebody looks for it.
-        self._chain, self._unit, self._known = view.chain, view.unit, view._leading
+        self._chain, self._unit, self._known, self._of = view.chain, view.unit, view._leading, view.residency.groups
         self._groups = groups
-        self._members = [view.residency.groups[group.index].held for group in groups]
+        self._members: list[set[int]] | None = None
+
+    def _sets(self) -> list[set[int]]:
+        """Return what each group holds: of most prompts nobody asks more than how far it goes from the start."""
+        if (members := self._members) is None:
+            members = self._members = [self._of[group.index].held for group in self._groups]
+        return members
 
     def __call__(self, position: int) -> bool:
         index = position // self._unit - 1
         if position % self._unit or not 0 <= index < len(self._chain):
             return False
         identity = self._chain[index]
-        return all(identity in members for members in self._members)
+        return all(identity in members for members in self._sets())
 
     def leading(self, block: int, limit: int) -> int:
         blocks = limit // block
-        for group, members in zip(self._groups, self._members, strict=True):
+        for group in self._groups:
             if group.block_size != block:
                 return super().leading(block, limit)
             if (known := self._known.get(group.index)) is None:
-                known = self._known[group.index] = _leading(self._chain, members, block // self._unit)
+                held = self._of[group.index].held
+                known = self._known[group.index] = _leading(self._chain, held, block // self._unit)
             if known < blocks:
                 blocks = known
         return blocks * block
 
     def last(self, step: int, limit: int) -> int:
         chain, unit = self._chain, self._unit
-        every = lcm(step, unit) // unit
-        first, *others = self._members
+        every = 1 if step == unit else lcm(step, unit) // unit
+        first, *others = self._sets()
         top = last_of(chain, first, limit // unit, every)
         while top:
             for held in others:
