@@ -167,6 +167,10 @@ def explain(walk: Walk, prompt: Prompt, scene: Scene) -> Explained:
     _residence(walk, scene, max(local, completed), once)
     if not walk.at:
         return nothing_left(walk, same_key, scene.lacking, once)
+    if not scene.completed and here.most(limit) <= 0:
+        # All that is held is dropped.
+        walk.down(model.SPECULATIVE_DROP, 0)
+        return nothing_left(walk, same_key, scene.lacking, once)
 
     # A state of a sparse group can be no further on than what an earlier request had of the prompt.
     possible = min(hashed, max(0, same_key - settings.lookahead))

@@ -150,6 +150,8 @@ class PromptBook:
         named = chain[begin - 1 :] if begin > 1 else chain
         if self._hits is not None:
             named = list(self._hits.intersection(named))
+        if not named:
+            return
         fresh = dict.fromkeys(named, chain)
         if not where.keys().isdisjoint(fresh):
             fresh = {identity: chain for identity in fresh if identity not in where}

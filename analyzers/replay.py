@@ -261,12 +261,12 @@ class Replay:
         limit = lookup.limit
         for view in holding:
             residency = view.residency
-            if residency is here or residency.over or not (most := view.prefix(limit)):
+            if residency is here or residency.over or not view.prefix(limit):
                 continue
-            before = turn is not None and residency is self.caches[turn]
-            if most < best and residency.bounding and not before:
+            before, most = turn is not None and residency is self.caches[turn], view.most(limit)
+            if most < best and not before:
                 continue
-            hit = hit_on(view, limit)
+            hit = hit_on(view, limit) if most > 0 else 0
             if before:
                 previous = hit
             if hit > best:

@@ -106,7 +106,8 @@ class Residency:
         over: another life of the replica has begun.
         peak: keys held per group when all together held most, up to the last `settle`; so that of each group.
         alone: the dense group, where there is one only and hits are made of whole blocks of it.
-        bounding: no hit is longer than what that one holds.
+        bounding: no hit is longer than what that one holds without a gap, less `given_up`.
+        given_up: what it drops of that for speculation, tokens.
         everywhere: identities that a dense group had, or that were computed where there is none; shared with others.
 
     """
@@ -142,6 +143,9 @@ class Residency:
         ]  # fmt: skip
         self.alone = settings.dense_groups[0] if len(self._first) == 1 else None
         self.bounding = self.alone is not None and self.alone.index in settings.asked
+        self.given_up = 0
+        if self.alone and self.alone.flagged and self.alone.drops:
+            self.given_up = min(settings.alignment, self.alone.block_size)
 
     def store(self, row: Stored, chain: Chain) -> None:
         """Apply what a store says of some groups, the prompt of whose request is `chain`."""

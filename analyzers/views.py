@@ -46,6 +46,14 @@ class View:
             held = self._held = self._reached(self.leading, _has)
         return held if held < limit else limit
 
+    def most(self, limit: int) -> int:
+        """Return what no hit of at most `limit` tokens is longer than, as far as what dense groups hold tells."""
+        held, residency = self.prefix(limit), self.residency
+        if not residency.bounding:
+            return limit
+        # Where it ends before it has to, what is dropped for speculation comes off.
+        return held - residency.given_up if held < limit and held < self.shared else held
+
     def _reached(self, leading: Callable[[Group], int], has: Callable[[GroupResidency, int], bool]) -> int:
         if group := self.residency.alone:
             return leading(group) * group.block_size

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import hypothesis
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzers.finders import Positions
 from analyzers.others import AT_ONCE, latest_others
+from analyzers.replay import hit_on
 from analyzers.residency import Residency
 from analyzers.settings import Group, Settings, read_settings
 from analyzers.views import View
@@ -86,6 +88,40 @@ def test_a_prefix_ends_where_a_group_has_a_gap(
         inside = range(whole, whole + group.block_size, UNIT)
         ends.append(max([whole, *(position for position in inside if view.holds(group, position))]))
     assert view.prefix(limit) == min(ends)
+
+
+begun = st.builds(lambda leading, more: {*range(1, leading + 1), *more}, st.integers(0, 16), members)
+"""What is held of the chain 1, 2, 3, ...: some from the start, some beyond."""
+sparse = st.sampled_from([names.KIND_MAMBA, names.KIND_SLIDING_WINDOW])
+
+
+@hypothesis.settings(max_examples=400)
+@given(
+    st.lists(begun, min_size=3, max_size=3), st.tuples(sparse, sparse), st.sampled_from([UNIT, 2 * UNIT]), blocks,
+    st.tuples(st.booleans(), st.booleans(), st.booleans()), st.booleans(), st.integers(0, 20 * UNIT),
+)  # fmt: skip
+def test_no_hit_is_longer_than_the_most_that_is_held_allows(
+    held: list[set[int]],
+    kinds: tuple[str, str],
+    block: int,
+    grid: int,
+    drops: tuple[bool, ...],
+    beyond: bool,
+    limit: int,
+) -> None:
+    """Whatever the other groups are, whoever drops for speculation, and wherever a hit may end."""
+    plain = settings(block, block, grid)
+    made = (*plain.groups, replace(plain.groups[1], index=2))
+    groups = tuple(
+        replace(group, kind=kind, window=2 * UNIT, flagged=drop, drops=drop and kind != names.KIND_MAMBA)
+        for group, kind, drop in zip(made, (names.KIND_FULL_ATTENTION, *kinds), drops, strict=True)
+    )
+    for order in (((0,), (1, 2)), ((0,), (1,), (2,)), ((1,), (0,), (2,)), ((1,), (2,))):
+        cache = Residency(replace(plain, groups=groups, order=order, block_beyond=beyond))
+        for residency, identities in zip(cache.groups, held, strict=True):
+            residency.held = identities
+        view = View(cache, list(range(1, 17)), 16 * UNIT)
+        assert hit_on(view, limit) <= max(view.most(limit), 0)
 
 
 @given(chains, members, limits)
