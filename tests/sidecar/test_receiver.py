@@ -29,6 +29,7 @@ from otel_cache.records import (
 )
 from otel_cache.semconv import names
 from otel_cache.sidecar.receiver import MAX_BUFFERED, MAX_CONNECTIONS, Receiver
+from otel_cache.sidecar.service import COMPANY_SECONDS
 from otel_cache.sidecar.settings import read_settings
 from otel_cache.sidecar.status import query_status
 
@@ -205,6 +206,24 @@ def test_a_sidecar_says_how_far_it_is(start, socket_path):
 
     # The lookup of b waits for its admission, the step for its end; that of a is written, as number 0.
     assert (progress.acknowledged, progress.held, progress.evidence, progress.last) == (4, 2, {0: 1}, False)
+
+
+def test_what_comes_little_by_little_is_read_together(start, socket_path):
+    """A sidecar that woke for each batch would take the processor from the engine that often."""
+    start()
+    peer = Peer(socket_path, hello())
+    began = time.monotonic()
+    peer.send(replica())
+    for number in range(1, 41):
+        peer.send(lookup(number, f"r{number}"))
+        time.sleep(0.002)
+    answers, reached = 0, 0
+    while reached < 41:
+        (length,) = LENGTH.unpack(peer.socket.recv(4, socket.MSG_WAITALL))
+        reached = decode_acknowledge(peer.socket.recv(length, socket.MSG_WAITALL)).acknowledged
+        answers += 1
+
+    assert answers <= (time.monotonic() - began) / COMPANY_SECONDS + 2
 
 
 def test_an_earlier_connection_of_a_process_is_read_to_its_end_first(start, socket_path, tmp_path):
