@@ -72,7 +72,7 @@ def find(group: Group, holds: Positions, limit: int, drop: bool, alignment: int)
 def _find_full(group: Group, holds: Positions, limit: int, drop: bool, alignment: int) -> Found:
     block = group.block_size
     length = holds.leading(block, limit)
-    if alignment < block and _inside_blocks(block, alignment):
+    if _inside_blocks(block, alignment):
         top = min(length + block - alignment, limit // alignment * alignment)
         length = next((p for p in range(top, length, -alignment) if holds(p)), length)
     hit = length
@@ -83,9 +83,7 @@ def _find_full(group: Group, holds: Positions, limit: int, drop: bool, alignment
 
 def _find_mamba(group: Group, holds: Positions, limit: int, _drop: bool, alignment: int) -> Found:
     block = group.block_size
-    step = block
-    if alignment != block:
-        step = alignment if _inside_blocks(block, alignment) else lcm(block, alignment)
+    step = alignment if _inside_blocks(block, alignment) else lcm(block, alignment)
     position = holds.last(step, limit)
     return _make_found((position, position))
 
@@ -213,11 +211,11 @@ def _next_hit(
     """Return the hit of some groups that are looked up together, after a hit of `current` of those before."""
     group = groups[0]
     drop = drop and group.drops
-    if drop and (current := current + drop_unit(settings, group)) > beyond:
-        current = beyond
+    if drop:
+        current = min(current + drop_unit(settings, group), beyond)
     if not current:
         return 0
-    return _FINDERS.get(group.kind, _find_full)(group, held(groups), current, drop, settings.alignment).hit
+    return find(group, held(groups), current, drop, settings.alignment).hit
 
 
 def furthest(settings: Settings, held: PositionsOf, limit: int, hashed: int) -> int:

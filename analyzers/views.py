@@ -191,7 +191,7 @@ class _Held(Positions):
 
     def last(self, step: int, limit: int) -> int:
         chain, unit = self._chain, self._unit
-        every = 1 if step == unit else lcm(step, unit) // unit
+        every = lcm(step, unit) // unit
         first, *others = self._sets()
         top = last_of(chain, first, limit // unit, every)
         while top:

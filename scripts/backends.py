@@ -53,12 +53,16 @@ class Backend:
     build: Callable[[Path], None]
 
 
+def downloads() -> Path:
+    """Return the folder that holds what set-up has fetched."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "otel-cache"
+
+
 def cache() -> Path:
     """Return the folder that holds the programs."""
     if named := os.environ.get(FOLDER):
         return Path(named).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "otel-cache" / "backends"
+    return downloads() / "backends"
 
 
 def backends() -> list[Backend]:

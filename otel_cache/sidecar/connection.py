@@ -45,6 +45,9 @@ class Host(Protocol):
     def status(self) -> bytes:
         """Return the frame that says how the sidecar is."""
 
+    def took(self, count: int) -> None:
+        """Count bytes that have come."""
+
     def malformed(self, records: int) -> None:
         """Count records that could not be read."""
 
@@ -56,7 +59,6 @@ class Connection:
         sock: its socket, not blocking.
         since: when it connected, by the monotonic clock.
         greeted: the hello, once it came.
-        received: bytes taken so far.
 
     """
 
@@ -65,7 +67,6 @@ class Connection:
         self.sock = sock
         self.since = time.monotonic()
         self.greeted: Hello | None = None
-        self.received = 0
         self._host = host
         self._session: Session | None = None
         self._buffer = bytearray()
@@ -96,7 +97,7 @@ class Connection:
         except OSError:
             return False
         if data:
-            self.received += len(data)
+            self._host.took(len(data))
             self._feed(data)
         return bool(data)
 

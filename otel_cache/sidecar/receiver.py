@@ -110,9 +110,7 @@ class Receiver:
             if not isinstance(key.data, Connection):
                 key.data()
             elif key.data.sock.fileno() >= 0:  # another connection's frame may have ended this one
-                before = key.data.received
                 self._read(key.data)
-                self.received += key.data.received - before
         if (now := time.monotonic()) >= self._next_sweep:
             self._next_sweep = now + 1.0
             self._accept_again()
@@ -162,6 +160,10 @@ class Receiver:
                 self._end(other)
         self._ever_connected = True
         return self._open_session(hello)
+
+    def took(self, count: int) -> None:
+        """Count bytes that have come."""
+        self.received += count
 
     def malformed(self, records: int) -> None:
         """Count records that could not be read."""

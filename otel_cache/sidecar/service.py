@@ -40,7 +40,7 @@ COMPANY_SECONDS = 0.05
 """How long records wait in the socket for more to come: whoever writes there while nobody waits has nobody to wake,
 which on a machine whose engine needs every core costs the engine more than the writing."""
 FEW_BYTES = 16 << 10
-"""What is read at once where there is time for that: a socket holds over ten times as much."""
+"""Whoever sent less at once can wait: a socket holds over ten times as much."""
 MAX_COUNT = 2**63 - 1
 """Of what processes say of themselves: the sum over many may be more than MessagePack can hold."""
 

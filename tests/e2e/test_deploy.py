@@ -17,7 +17,7 @@ from deploy.manifests import COMPOSE, CONFIGS, DEPLOY, KUBERNETES, ROOT, documen
 from docs.examples import lines
 from docs.markdown import blocks
 
-OWN_UV = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "otel-cache" / "uv" / "bin"
+from scripts.backends import downloads
 
 PROMETHEUS = DEPLOY / "prometheus"
 RULES = "otel-cache.rules.yaml"
@@ -242,7 +242,7 @@ def test_the_images_build(tmp_path: Path) -> None:
     settings = {
         **{name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")},
         # Where no uv was installed, set-up has put one there.
-        "PATH": f"{os.environ['PATH']}:{OWN_UV}",
+        "PATH": f"{os.environ['PATH']}:{downloads() / 'uv' / 'bin'}",
         "UV_PROJECT_ENVIRONMENT": str(environment),
         "UV_PYTHON": sys.executable,
         "UV_PYTHON_DOWNLOADS": "never",

@@ -88,7 +88,7 @@ def prometheus(
             )
     wait_until(lambda: all(started.values(name) for name in RECORDED), "all rules have recorded", EXPORT_SECONDS)
     shares = "otel_cache:traced_requests:ratio_rate15m"
-    wait_until(lambda: len(started.query(shares)) == len(fleet.engines), "it is so of each engine", EXPORT_SECONDS)
+    wait_until(lambda: len(started.query(shares)) == len(fleet.engines), "each engine's share", EXPORT_SECONDS)
     return started
 
 
