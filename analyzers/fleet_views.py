@@ -34,6 +34,8 @@ class Caches:
     Attributes:
         members: those of lives that have begun, in that order.
         living: of these, those that can hold something.
+        whole: each of the living has one dense group, and hits are made of whole blocks of it.
+        given_up: what every hit gives up for speculation, on whichever of the living, of what that group holds; tokens.
         dense: the dense groups of the living, by block size, each with its cache.
         past: of what dense groups lost in lives that are over, the one that lost it last, by block size.
         ever: every prefix that a dense group of one of them had, or that was computed where there is none.
@@ -44,6 +46,8 @@ class Caches:
     def __init__(self) -> None:
         self.members: list[Residency] = []
         self.living: list[Residency] = []
+        self.whole = True
+        self.given_up = 0
         self.dense: dict[int, list[Owned]] = {}
         self.past: dict[int, dict[int, Owned]] = {}
         self.ever: set[int] = set()
@@ -56,11 +60,13 @@ class Caches:
         self.living.append(cache)
         for group in cache.settings.dense_groups:
             self.dense.setdefault(group.block_size, []).append((cache.groups[group.index], cache))
+        self._sum_up()
 
     def end(self, cache: Residency, time: int) -> None:
         """Note that a life is over, at `time` (ns): it holds nothing, and will not."""
         if cache.settings.dense_groups and cache in self.living:
             self.living.remove(cache)
+            self._sum_up()
             owned = [(group.block_size, (cache.groups[group.index], cache)) for group in cache.settings.dense_groups]
             for block, own in owned:
                 self.dense[block].remove(own)
@@ -69,6 +75,10 @@ class Caches:
                 # No loss is later than those of now.
                 self.past[block].update(dict.fromkeys(own[0].held, own))
         cache.finish(time)
+
+    def _sum_up(self) -> None:
+        self.whole = all(cache.alone for cache in self.living)
+        self.given_up = min((cache.given_up if cache.bounding else 0 for cache in self.living), default=0)
 
     def _note_lost(self, block: int, own: Owned) -> None:
         """Note what a group has lost before its life ends."""
@@ -183,12 +193,36 @@ class FleetViews:
 
     def held(self, limit: int) -> int:
         """Return how much of the prompt one of the caches holds, at most `limit` tokens."""
-        best = 0
+        best = self._here.prefix(limit)
+        if best >= limit or (not self._others and not self._has_beyond(best)):
+            return best
         for view in self.holding:
             best = max(best, view.prefix(limit))
             if best >= limit:
                 break
         return best
+
+    def most(self, limit: int) -> int:
+        """Return what no hit of at most `limit` tokens is longer than, on whichever replica."""
+        if self._others or not (given_up := self._caches.given_up):
+            return limit
+        held = self.held(limit)
+        return held - given_up if held < limit and held < self._here.shared else held
+
+    def _has_beyond(self, position: int) -> bool:
+        """Whether a cache may hold more of the prompt than up to `position` (tokens): it has the next block."""
+        caches = self._caches
+        if not caches.whole:
+            return True
+        chain, unit = self._here.chain, self._here.unit
+        for block, groups in caches.dense.items():
+            index = _beyond(position, block, unit)
+            if index < len(chain):
+                identity = chain[index]
+                for residency, _ in groups:
+                    if identity in residency.held:
+                        return True
+        return False
 
     def holders(self, limit: int, most: int) -> list[str]:
         """Return the replicas that hold `most` of the first `limit` tokens, by name."""

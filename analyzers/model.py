@@ -197,7 +197,7 @@ class LookupResult:
         facts: what the evidence says of each loss.
         funnel: tokens at each stage of `FUNNEL`; None: not known.
         best_hit_tokens: the longest hit on any replica at that moment; None where there is one replica only.
-        best_replicas: those that would have given it.
+        best_replicas: those that would have given it; the lookup's own where none would have given any.
         previous_turn_hit_tokens: hit on the replica that had the prompt which this one goes on from; None: no such.
         family: the request id of the first request of its family, "" until it is known.
         endpoint: whom a router sent it to, as the router names it; None: no router's span is in its trace.

@@ -35,7 +35,7 @@ class Elsewhere(NamedTuple):
 
     Attributes:
         best: the longest hit on any replica, this one included.
-        replicas: those that would have given it, by name.
+        replicas: those that would have given it, by name; this one where none would have given any.
         previous_turn: hit on the replica that had the previous turn of the conversation; None: there was none.
 
     """
@@ -158,7 +158,7 @@ class Replay:
             walk, lacking = begin(prompt.tokens, before, lookup.limit, settings), self._lacking(life)
             if not walk.at and self._is_new(lookup, name):
                 explained = nothing_left(walk, before.same_key, lacking)
-                elsewhere = self._elsewhere(lookup, (), life)
+                elsewhere = self._elsewhere(lookup, None, life)
             else:
                 view = View(cache, prompt.chain, prompt.tokens)
                 fleet = self._fleet(life, lookup, view)
@@ -166,7 +166,7 @@ class Replay:
                     explained = explain(walk, prompt, self._scene(life, time, lookup, name, view, fleet, lacking))
                 else:
                     explained = nothing_left(walk, before.same_key, lacking)
-                elsewhere = self._elsewhere(lookup, fleet.holding, life)
+                elsewhere = self._elsewhere(lookup, fleet, life)
         else:
             view = View(cache, prompt.chain, prompt.tokens)
         self._append(life, lookup, explained, elsewhere, view)
@@ -250,8 +250,11 @@ class Replay:
         longer = prompt.tokens > before.prompt.tokens and shared >= last_mark(before.prompt, before.settings)
         return int(before.row.life) if longer else None
 
-    def _elsewhere(self, lookup: Lookup, holding: Sequence[View], life: int) -> Elsewhere | None:
-        """Return what the other replicas would have given, of which `holding` may; None where there are none."""
+    def _elsewhere(self, lookup: Lookup, fleet: FleetViews | None, life: int) -> Elsewhere | None:
+        """Return what the other replicas would have given; None where there are none.
+
+        `fleet`: None where no cache has anything of the prompt.
+        """
         if len(self.caches) == 1:
             return None
         own, here = lookup.row.hit_tokens, self.caches[life]
@@ -259,19 +262,19 @@ class Replay:
         previous = own if turn == life else None if turn is None else 0
         best, names = own, [here.replica]
         limit = lookup.limit
-        for view in holding:
+        for view in fleet.holding if fleet and fleet.most(limit) > 0 else ():
             residency = view.residency
-            if residency is here or residency.over or not view.prefix(limit):
+            if residency is here or residency.over:
                 continue
             before, most = turn is not None and residency is self.caches[turn], view.most(limit)
-            if most < best and not before:
+            if (most < best or most <= 0) and not before:
                 continue
             hit = hit_on(view, limit) if most > 0 else 0
             if before:
                 previous = hit
             if hit > best:
                 best, names = hit, [residency.replica]
-            elif hit == best:
+            elif hit == best > 0:
                 names.append(residency.replica)
         return _make_elsewhere((best, sorted(names) if len(names) > 1 else names, previous))
 

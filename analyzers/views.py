@@ -1,6 +1,6 @@
 """One prompt against one cache: how much of it is held, from the start and group by group. Lengths in tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import lru_cache
 from math import lcm
 from operator import indexOf
@@ -76,13 +76,15 @@ class View:
 
     def _leading_ever(self, group: Group) -> int:
         """Return how many blocks from the start `group` has had without a gap."""
-        step = group.block_size // self.unit
+        step, held = group.block_size // self.unit, self.leading(group)
         residency = self.residency.groups[group.index]
-        if len(self.chain) < step or not residency.has_had(self.chain[step - 1]):
-            return 0
-        blocks = self.chain if step == 1 else self.chain[step - 1 :: step]
-        never = set(blocks).difference(residency.held).difference(residency.lost)
-        return indexOf(map(never.__contains__, blocks), True) if never else len(blocks)
+        beyond = self.chain[(held + 1) * step - 1 :: step]
+        # What is lost is lost from the end, mostly.
+        lost = _leading(beyond, residency.lost, 1)
+        if lost == len(beyond) or beyond[lost] not in residency.held:
+            return held + lost
+        never = set(beyond).difference(residency.held).difference(residency.lost)
+        return held + (indexOf(map(never.__contains__, beyond), True) if never else len(beyond))
 
     def _inside(self, group: Group, length: int, has: Callable[[GroupResidency, int], bool]) -> int:
         """Return what `group` has of the first `length` tokens and of the next block, in which hits may end."""
@@ -209,7 +211,7 @@ def _has(residency: GroupResidency, identity: int) -> bool:
     return identity in residency.held
 
 
-def _leading(chain: Chain, members: set[int], step: int) -> int:
+def _leading(chain: Chain, members: Container[int], step: int) -> int:
     """Return how many of the entries of `chain`, every `step`, `members` have one after the other."""
     if len(chain) < step or chain[step - 1] not in members:
         return 0
