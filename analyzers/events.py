@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -119,9 +120,8 @@ def events_of(line: Timeline, capture: model.Capture) -> Iterator[Event]:
 
 
 def happenings(line: Timeline, *columns: str) -> Iterator[tuple[Any, ...]]:
-    """Yield some columns of `Timeline.order` of each event."""
-    for part in line.order.select(columns).iter_slices(ROWS_AT_A_TIME):
-        yield from rows_of(part)
+    """Return some columns of `Timeline.order` of each event."""
+    return chain.from_iterable(map(rows_of, line.order.select(columns).iter_slices(ROWS_AT_A_TIME)))
 
 
 def _lookup_rows(line: Timeline, capture: model.Capture) -> Iterator[LookupRow]:
@@ -134,22 +134,26 @@ def _lookup_rows(line: Timeline, capture: model.Capture) -> Iterator[LookupRow]:
 
 
 def stored_of(line: Timeline) -> Iterator[Stored]:
-    """Yield what the stores of a timeline say, in time."""
+    """Return what the stores of a timeline say, in time."""
     requests: dict[str, str] = {}
     groups: dict[str, tuple[int, ...]] = {}
-    for part in in_order(line.stores.select(_STORED), of_kind(line, STORE)):
+
+    def rows(part: pl.DataFrame) -> Iterator[tuple[Any, ...]]:
         # As text they are made objects in a fraction of the time that lists take.
         written = part.with_columns(pl.col("groups").cast(pl.List(pl.String)).list.join(","))
         for text in written["groups"].unique():
             groups.setdefault(text, tuple(map(int, text.split(","))) if text else ())
-        yield from map(_make_stored, rows_of(written, requests, groups))
+        return rows_of(written, requests, groups)
+
+    parts = in_order(line.stores.select(_STORED), of_kind(line, STORE))
+    return map(_make_stored, chain.from_iterable(map(rows, parts)))
 
 
 def evicted_of(line: Timeline, evicts: pl.DataFrame) -> Iterator[Evicted]:
-    """Yield what the `Capture.evicts` of a timeline say, in time."""
+    """Return what the `Capture.evicts` of a timeline say, in time."""
     requests: dict[str, str] = {}
-    for part in in_order(evicts.select(_EVICTED), of_kind(line, EVICT)):
-        yield from map(_make_evicted, rows_of(part, requests))
+    parts = in_order(evicts.select(_EVICTED), of_kind(line, EVICT))
+    return map(_make_evicted, chain.from_iterable(rows_of(part, requests) for part in parts))
 
 
 def of_kind(line: Timeline, kind: int) -> pl.Series:
@@ -162,7 +166,7 @@ def rows_of(
     requests: dict[str, str] | None = None,
     groups: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of `frame`, column by column made objects: half the work of making them row by row.
+    """Return the rows of `frame`, column by column made objects: half the work of making them row by row.
 
     With `requests`, which is filled, all rows of a request share its id: many are kept. With `groups` those that are
     text become what that has for it.

@@ -121,7 +121,7 @@ class FleetViews:
     `first` is a cache that is likely to have had much of it.
     """
 
-    __slots__ = ("_caches", "_first", "_here", "_others", "_views")
+    __slots__ = ("_ahead", "_caches", "_first", "_here", "_others", "_views")
 
     def __init__(self, caches: Caches, here: View, others: Sequence[View] = (), first: Residency | None = None) -> None:
         self._caches = caches
@@ -129,6 +129,7 @@ class FleetViews:
         self._others = others
         self._first = first
         self._views: list[View] | None = None
+        self._ahead: bool | None = None
 
     def _view(self, cache: Residency) -> View:
         return self._here if cache is self._here.residency else View(cache, self._here.chain, self._here.shared)
@@ -174,27 +175,27 @@ class FleetViews:
     def registered(self, limit: int) -> int:
         """Return how much of the prompt one of the caches has ever had, at most `limit` tokens."""
         here = self._here
-        best = here.prefix(limit, ever=True)
-        if self._first and best < limit:
-            best = max(best, self._view(self._first).prefix(limit, ever=True))
+        best = here.ever(limit)
+        if best < limit and self._first and self._first is not here.residency:
+            best = max(best, self._view(self._first).ever(limit))
         if best >= limit:
             return best
         # No cache has had more than the last prefix that any has had.
         last = last_of(here.chain, self._caches.ever, len(here.chain), 1) * here.unit
         bound = min(limit, here.shared, last)
         for view in self._others:
-            best = max(best, view.prefix(limit, ever=True))
+            best = max(best, view.ever(limit))
         for cache in self._caches.members:
             if best >= bound:
                 break
             if cache.may_have_begun(here.chain):
-                best = max(best, self._view(cache).prefix(limit, ever=True))
+                best = max(best, self._view(cache).ever(limit))
         return best
 
     def held(self, limit: int) -> int:
         """Return how much of the prompt one of the caches holds, at most `limit` tokens."""
         best = self._here.prefix(limit)
-        if best >= limit or (not self._others and not self._has_beyond(best)):
+        if best >= limit or self._is_ahead():
             return best
         for view in self.holding:
             best = max(best, view.prefix(limit))
@@ -209,13 +210,16 @@ class FleetViews:
         held = self.held(limit)
         return held - given_up if held < limit and held < self._here.shared else held
 
-    def _has_beyond(self, position: int) -> bool:
-        """Whether a cache may hold more of the prompt than up to `position` (tokens): it has the next block."""
-        caches = self._caches
-        if not caches.whole:
-            return True
-        chain, unit = self._here.chain, self._here.unit
-        for block, groups in caches.dense.items():
+    def _is_ahead(self) -> bool:
+        """Whether it is certain that no cache holds more of the prompt than the one here: none has the next block."""
+        if (ahead := self._ahead) is None:
+            ahead = self._ahead = self._caches.whole and not self._others and not self._has_next()
+        return ahead
+
+    def _has_next(self) -> bool:
+        here = self._here
+        chain, unit, position = here.chain, here.unit, here.prefix(here.shared)
+        for block, groups in self._caches.dense.items():
             index = _beyond(position, block, unit)
             if index < len(chain):
                 identity = chain[index]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -11,7 +12,6 @@ from analyzers.events import LOOKUP, STORE, Timeline, in_order, of_kind, rows_of
 from analyzers.prompts import CHAIN_COLUMNS, Kind, Prompt, PromptBook, identities, kind_of
 from analyzers.seen import Acts, Before, Name
 from analyzers.settings import Settings
-from otel_cache.semconv.grid import common_mark
 
 _READ = ("request_id", "common", "plain", *CHAIN_COLUMNS)
 """Columns of a lookup that name its prompt."""
@@ -107,9 +107,8 @@ class _Reader:
     ) -> Prompt:
         settings, name = self._settings[life], (life, request)
         prompt = self._books[self._kinds[life]].read_chain(settings, hit, tokens, *named)
-        marks = self._acts.look_up(name, prompt, settings, hit, common or b"", plain or b"")
-        # What `last_mark` asks for.
-        prompt.ends = [common_mark(hit, place) for place in range(max(marks - 2, 0), marks)]
+        prompt.after = hit
+        prompt.marks = self._acts.look_up(name, prompt, settings, hit, common or b"", plain or b"")
         self._latest[name] = prompt
         self._extended.discard(name)
         return prompt
@@ -126,4 +125,4 @@ class _Reader:
 
 
 def _rows(frame: pl.DataFrame, order: pl.Series) -> Iterator[tuple[Any, ...]]:
-    return (row for part in in_order(frame, order) for row in rows_of(part))
+    return chain.from_iterable(map(rows_of, in_order(frame, order)))

@@ -28,8 +28,8 @@ def latest_others(named: Identities, acts: Ints, owners: Ints, had: Flags | None
         return _latest_others(named, acts, owners, had)
     found = np.full(len(named), -1, np.int64)
     first = (named >> np.uint64(60)).astype(np.uint8)
-    for bits in range(16):
-        alike = np.flatnonzero(first == bits)
+    by_first = np.argsort(first, kind="stable")
+    for alike in np.split(by_first, np.cumsum(np.bincount(first, minlength=16))[:-1]):
         found[alike] = _latest_others(named[alike], acts[alike], owners, None if had is None else had[alike])
     return found
 
@@ -43,33 +43,34 @@ def _latest_others(named: Identities, acts: Ints, owners: Ints, had: Flags | Non
     again = np.zeros(len(order), np.bool_)
     again[1:] |= same
     again[:-1] |= same
-    order, ordered = order[again], ordered[again]
-    if not len(order):
-        return found
-    counted = np.arange(len(order)) if had is None else np.flatnonzero(had[order])
-    if not len(counted):
-        return found
-    # Of those that count: where a run of one owner begins, and where all of an identity begin.
-    names, by = ordered[counted], owners[acts[order[counted]]]
-    fresh = np.ones(len(counted), np.bool_)
-    fresh[1:] = names[1:] != names[:-1]
+    if not again.all():
+        order, ordered = order[again], ordered[again]
+    counts = np.ones(len(order), np.bool_) if had is None else had[order]
+    named_by, by = acts[order], owners[acts[order]]
+    last = np.full(len(order), -1, np.int64)
+    counted = np.flatnonzero(counts)
+    last[counted] = _before(ordered[counted], by[counted], counted)
+    # Of those that do not count, the last before it that does: another's, or else what came before that one's run.
+    asked = np.flatnonzero(~counts)
+    place = np.searchsorted(counted, asked) - 1
+    asked, place = asked[place >= 0], counted[place[place >= 0]]
+    alike = ordered[place] == ordered[asked]
+    asked, place = asked[alike], place[alike]
+    last[asked] = np.where(by[place] == by[asked], last[place], place)
+    known = np.flatnonzero(last >= 0)
+    found[order[known]] = named_by[last[known]]
+    return found
+
+
+def _before(ordered: Identities, by: Ints, places: Ints) -> Ints:
+    """Return, for identities in order, the place of the last that is the same and another's; -1: there is none."""
+    fresh = np.ones(len(ordered), np.bool_)
+    fresh[1:] = ordered[1:] != ordered[:-1]
     run = fresh.copy()
     run[1:] |= by[1:] != by[:-1]
-    places = np.arange(len(counted))
-    run_start = np.maximum.accumulate(np.where(run, places, 0))
-    before_run = np.where(fresh[run_start], -1, run_start - 1)
-    # For everyone, the last before it that counts: another's, or else what came before that one's run.
-    last: Ints = np.arange(-1, len(order) - 1)
-    if had is not None:
-        last = np.cumsum(had[order], dtype=np.int64) - had[order] - 1
-    known: Flags = last >= 0
-    known[known] = names[last[known]] == ordered[known]
-    own = known.copy()
-    own[known] = by[last[known]] == owners[acts[order[known]]]
-    last[own] = before_run[last[own]]
-    known &= last >= 0
-    found[order[known]] = acts[order[counted[last[known]]]]
-    return found
+    starts = np.flatnonzero(run)
+    before = np.where(fresh[starts], -1, places[starts - 1])
+    return np.repeat(before, np.diff(starts, append=len(ordered)))
 
 
 def _by_identity(named: Identities) -> Ints:

@@ -1,14 +1,13 @@
 """Prompts as the evidence names them: chains of fingerprints, rebuilt for every request."""
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from analyzers.settings import Settings
 from otel_cache.records import FINGERPRINT_BYTES
-from otel_cache.semconv.grid import common_grid
+from otel_cache.semconv.grid import common_count, common_mark
 
 UNKNOWN = 0
 """Stands for a fingerprint that the capture does not hold."""
@@ -51,8 +50,8 @@ class Prompt:
 
     Attributes:
         chain: the identity at every hash block from the start, `UNKNOWN` where the capture lacks it.
-        ends: of the tokens that `common` covers, ascending.
-        common: identities of all that a lookup names beside the chain.
+        after: beyond so many tokens it is also named on the common grid, at `marks` positions of that.
+        common: their identities, where they are kept.
         tokens: tokens of the request at its lookup.
         whole: identity of all of them; `UNKNOWN` where it is not named.
         key: digest of the extra keys; `lora` and `salt` are those of the adapter and of the cache salt alone.
@@ -65,7 +64,8 @@ class Prompt:
     key: bytes = b""
     lora: bytes = b""
     salt: bytes = b""
-    ends: Sequence[int] = ()
+    after: int = 0
+    marks: int = 0
     common: Sequence[int] = ()
 
     @property
@@ -97,9 +97,9 @@ class PromptBook:
     def read(self, settings: Settings, row: Mapping[str, Any]) -> Prompt:
         """Return the prompt of a row of `Capture.lookups`."""
         prompt = self.read_chain(settings, *(row[column] for column in CHAIN_COLUMNS))
-        grid = common_grid(row["hit_tokens"], row["prompt_tokens"])
-        prompt.common = identities(row["common"] or b"", prompt.key)[: len(grid)]
-        prompt.ends = grid[: len(prompt.common)]
+        prompt.after = row["hit_tokens"]
+        prompt.common = identities(row["common"] or b"", prompt.key)[: common_count(prompt.after, prompt.tokens)]
+        prompt.marks = len(prompt.common)
         return prompt
 
     def read_chain(
@@ -168,7 +168,8 @@ def marks_of(prompt: Prompt, settings: Settings) -> Iterator[tuple[int, int]]:
     """Yield (end of the tokens it covers, identity) of everything that is named of `prompt`."""
     for index, identity in enumerate(prompt.chain):
         yield (index + 1) * settings.hash_block + settings.lookahead, identity
-    yield from zip(prompt.ends, prompt.common, strict=True)
+    for place, identity in enumerate(prompt.common):
+        yield common_mark(prompt.after, place), identity
     if prompt.whole != UNKNOWN:
         yield prompt.tokens, prompt.whole
 
@@ -199,5 +200,7 @@ def last_mark(prompt: Prompt, settings: Settings) -> int:
     top = prompt.tokens - 1 if named else prompt.tokens
     blocks = min(len(prompt.chain), (top - settings.lookahead) // settings.hash_block)
     last = blocks * settings.hash_block + settings.lookahead if blocks > 0 else 0
-    place = bisect_right(prompt.ends, top)
-    return max(last, prompt.ends[place - 1]) if place else last
+    for place in range(prompt.marks - 1, -1, -1):
+        if (mark := common_mark(prompt.after, place)) <= top:
+            return max(last, mark)
+    return last

@@ -6,7 +6,7 @@ from math import lcm
 from operator import indexOf
 
 from analyzers.finders import Positions
-from analyzers.prompts import Chain
+from analyzers.prompts import UNKNOWN, Chain
 from analyzers.residency import GroupResidency, Loss, Residency
 from analyzers.settings import Group
 
@@ -29,22 +29,27 @@ class View:
         self._leading: dict[int, int] = {}
         self._positions: dict[tuple[int, int], Positions] = {}
 
-    def prefix(self, limit: int, ever: bool = False) -> int:
-        """Return how much of the prompt all dense groups hold without a gap (or ever held), at most `limit` tokens.
+    def prefix(self, limit: int) -> int:
+        """Return how much of the prompt all dense groups hold without a gap, at most `limit` tokens.
 
         Without dense groups: how much of it was computed here.
         """
-        if limit > self.shared:
-            limit = self.shared
-        if not self.residency.settings.dense_groups:
-            return last_of(self.chain, self.residency.computed, limit // self.unit, 1) * self.unit
-        if ever:
-            if (had := self._ever) is None:
-                had = self._ever = self._reached(self._leading_ever, GroupResidency.has_had)
-            return had if had < limit else limit
         if (held := self._held) is None:
+            if not self.residency.settings.dense_groups:
+                return self._computed(limit)
             held = self._held = self._reached(self.leading, _has)
         return held if held < limit else limit
+
+    def ever(self, limit: int) -> int:
+        """Return how much of the prompt all dense groups hold or once held, as `prefix` does."""
+        if (had := self._ever) is None:
+            if not self.residency.settings.dense_groups:
+                return self._computed(limit)
+            had = self._ever = self._reached(self._leading_ever, GroupResidency.has_had)
+        return had if had < limit else limit
+
+    def _computed(self, limit: int) -> int:
+        return last_of(self.chain, self.residency.computed, min(limit, self.shared) // self.unit, 1) * self.unit
 
     def most(self, limit: int) -> int:
         """Return what no hit of at most `limit` tokens is longer than, as far as what dense groups hold tells."""
@@ -55,8 +60,10 @@ class View:
         return held - residency.given_up if held < limit and held < self.shared else held
 
     def _reached(self, leading: Callable[[Group], int], has: Callable[[GroupResidency, int], bool]) -> int:
+        shared = self.shared
         if group := self.residency.alone:
-            return leading(group) * group.block_size
+            reach = leading(group) * group.block_size
+            return reach if reach < shared else shared
         settings = self.residency.settings
         grid = settings.alignment
         reached = []
@@ -65,7 +72,7 @@ class View:
             if grid < group.block_size and not group.block_size % grid:
                 length = self._inside(group, length, has)
             reached.append(length)
-        return reached[0] if len(reached) == 1 else min(reached)
+        return min(shared, *reached)
 
     def leading(self, group: Group) -> int:
         """Return how many blocks from the start `group` holds without a gap."""
@@ -123,22 +130,21 @@ class View:
         """
         chain, groups, unit = self.chain, self.residency.groups, self.unit
         first = position // unit
-        beyond: Chain | None = None
+        beyond = chain[first:] if first else chain
+        following = beyond[0] if beyond else UNKNOWN
         below: list[int | None] = []
         above: list[int | None] = []
         for group in groups:
             held = group.held
             low = high = None
-            if not held.isdisjoint(chain):
+            if following in held:
+                high = (first + 1) * unit
+            elif not held.isdisjoint(beyond):
+                high = (first + indexOf(map(held.__contains__, beyond), True) + 1) * unit
+            if first and (high or not held.isdisjoint(chain)):
                 low = last_of(chain, held, first, 1) * unit or None
-                if beyond is None:
-                    beyond = chain[first:]
-                if not held.isdisjoint(beyond):
-                    high = (first + indexOf(map(held.__contains__, beyond), True) + 1) * unit
             below.append(low)
             above.append(high)
-        if beyond is None:
-            return no_neighbours(len(groups))
         return below, above
 
     def positions(self, groups: Sequence[Group]) -> Positions:
