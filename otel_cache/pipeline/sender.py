@@ -1,6 +1,7 @@
 """The sender thread: packs what the ring holds into records and writes them to the sidecar's socket."""
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -42,7 +43,12 @@ PATIENCE = 0.005
 TURN_SECONDS = 0.000_2
 """How long the thread works before it lets the scheduler's have its turn, which lasts up to 5 ms: that is how Python
 switches. So it takes no more than a twenty-fifth of a busy scheduler's time, and all that is idle."""
+BEHIND = 64
+"""Where more events wait, each so many make a turn longer by as much again: a scheduler that is never idle would
+otherwise leave the thread behind for good."""
 BATCH_RECORDS = 512
+BATCH_SECONDS = 0.005
+"""What has been packed for so long is sent, however much is still to be packed."""
 RECONNECT_SECONDS = 1.0
 SEND_TIMEOUT_SECONDS = 5.0
 PENDING_BYTES = 32 << 20
@@ -99,45 +105,67 @@ class Sender:
         """Send everything that was captured so far; False where that took longer than `seconds`."""
         deadline = time.monotonic() + seconds
         while self._ring or self._pending:
-            with self._work:
-                self._next_connect = 0.0 if self._socket is None else self._next_connect
-                self._cycle()
-            if self._pending and time.monotonic() > deadline:
+            left = deadline - time.monotonic()
+            # A send of the thread's own that does not end holds the lock.
+            if left <= 0 or not self._work.acquire(timeout=left):
                 return False
+            try:
+                self._next_connect = 0.0 if self._socket is None else self._next_connect
+                self._pack_and_send(perf_counter() + PATIENCE, deadline)
+            finally:
+                self._work.release()
             if self._pending:
                 time.sleep(0.01)
         return True
 
     def close(self, seconds: float) -> None:
-        """Flush, end the thread and close the connection."""
+        """Flush, end the thread and close the connection, within `seconds` and what a sidecar takes to start."""
+        deadline = time.monotonic() + seconds
         self.flush(seconds)
         self._stop = True
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(seconds)
-        self._disconnect()
+            self._thread.join(max(deadline - time.monotonic(), 2 * INTERVAL))
+        # Where the thread has not come to its end, the connection is still its own.
+        if self._work.acquire(blocking=False):
+            self._disconnect()
+            self._work.release()
+
+    def abandon(self) -> None:
+        """Let go of the connection in a forked child: the sidecar is to hear of the parent's end."""
+        if self._socket is not None:
+            self._socket.close()
 
     def _run(self) -> None:
         while not self._stop:
+            patience = perf_counter() + PATIENCE
             try:
-                with self._work:
-                    self._cycle()
+                more = True
+                while more and not self._stop:
+                    with self._work:
+                        more = self._pack_and_send(patience)
             except Exception as error:
                 swallow("sender", error)
             time.sleep(INTERVAL)
 
-    def _cycle(self) -> None:
-        self._pack()
-        if self._pending:
-            self._send()
+    def _pack_and_send(self, patience: float, deadline: float = math.inf) -> bool:
+        """Pack a batch of what the ring holds, and send what waits, until `deadline`; return whether there is more.
 
-    def _pack(self) -> None:
+        While the scheduler works this waits, until `patience` (both on the monotonic clock).
+        """
+        more = self._pack(patience)
+        if self._pending:
+            self._send(deadline)
+        return more
+
+    def _pack(self, patience: float) -> bool:
         records: list[Record] = []
-        turn = perf_counter() + TURN_SECONDS
-        patience = turn + PATIENCE
+        now = perf_counter()
+        full, turn = now + BATCH_SECONDS, now + self._turn()
         while (event := self._ring.pop()) is not None:
             pack, *arguments = event
             if self._gate.busy and perf_counter() < patience:
-                turn = self._wait(patience)
+                self._wait(patience)
+                turn = perf_counter() + self._turn()
             try:
                 made = pack(self._sequence, *arguments)
                 self._sequence += len(made)
@@ -147,20 +175,24 @@ class Sender:
             except Exception as error:
                 self._sequence += 1
                 swallow("packing a record", error)
-            if len(records) >= BATCH_RECORDS:
-                self._queue(records)
-                records = []
-            if perf_counter() >= turn:
+            now = perf_counter()
+            if len(records) >= BATCH_RECORDS or now >= full:
+                break
+            if now >= turn:
                 time.sleep(0)  # gives the interpreter back to the scheduler's thread
-                turn = perf_counter() + TURN_SECONDS
+                turn = perf_counter() + self._turn()
         if records:
             self._queue(records)
+        return event is not None
 
-    def _wait(self, until: float) -> float:
-        """Wait while the scheduler works, at most `until`; return when this turn ends."""
+    def _turn(self) -> float:
+        """Return how long the thread may work before the scheduler's has its turn, seconds."""
+        return TURN_SECONDS * (1 + len(self._ring) // BEHIND)
+
+    def _wait(self, until: float) -> None:
+        """Wait while the scheduler works, at most `until`."""
         while self._gate.busy and (now := perf_counter()) < until:
             self._gate.wait(until - now)
-        return perf_counter() + TURN_SECONDS
 
     def _queue(self, records: list[Record]) -> None:
         dropped = self._ring.dropped
@@ -185,12 +217,13 @@ class Sender:
         self._pending.append(_Frame(records[0].sequence, records[-1].sequence + 1, data))
         self._pending_bytes += len(data)
 
-    def _send(self) -> None:
-        if self._socket is None and not self._connect():
+    def _send(self, deadline: float) -> None:
+        if self._socket is None and not self._connect(deadline):
             return
+        assert self._socket is not None
         try:
-            while self._pending:
-                assert self._socket is not None
+            while self._pending and (left := deadline - time.monotonic()) > 0:
+                self._socket.settimeout(min(SEND_TIMEOUT_SECONDS, left))
                 self._socket.sendall(self._pending[0].data)
                 frame = self._pending.popleft()
                 self._pending_bytes -= len(frame.data)
@@ -210,8 +243,6 @@ class Sender:
                 self._answers += data
         except OSError:
             pass  # nothing more now, or nothing more ever: then the next send says so
-        finally:
-            self._socket.settimeout(SEND_TIMEOUT_SECONDS)
         while len(self._answers) >= LENGTH.size:
             end = LENGTH.size + LENGTH.unpack_from(self._answers)[0]
             if len(self._answers) < end:
@@ -224,19 +255,22 @@ class Sender:
         ):
             self._unacknowledged_bytes -= len(self._unacknowledged.popleft().data)
 
-    def _connect(self) -> bool:
-        if time.monotonic() < self._next_connect:
+    def _connect(self, deadline: float) -> bool:
+        now = time.monotonic()
+        if now < self._next_connect:
             return False
-        self._next_connect = time.monotonic() + RECONNECT_SECONDS
+        self._next_connect = now + RECONNECT_SECONDS
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(min(SEND_TIMEOUT_SECONDS, max(deadline - now, INTERVAL)))
         try:
-            path = self._config.socket
-            started = False
-            if path is None:
-                path = default_socket()
+            path, started = self._config.socket or default_socket(), False
+            try:
+                connection.connect(path)
+            except (FileNotFoundError, ConnectionRefusedError):
+                if self._config.socket is not None:
+                    raise
                 started = ensure_daemon(path, self._config.out)
-            connection.settimeout(SEND_TIMEOUT_SECONDS)
-            connection.connect(path)
+                connection.connect(path)
             connection.sendall(self._hello())
             # A sidecar that was started anew does not know the replicas.
             known = [replica for replica in self._replicas if replica.sequence < self._pending[0].first]
@@ -333,5 +367,7 @@ class Pipeline:
         """Begin anew in a forked child: threads, locks and the connection are the parent's."""
         self._ring = Ring()
         self.gate.busy = False
-        self._sender = None
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.abandon()
         self._lock = threading.Lock()

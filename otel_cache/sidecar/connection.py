@@ -46,7 +46,7 @@ class Host(Protocol):
         """Return the frame that says how the sidecar is."""
 
     def took(self, count: int) -> None:
-        """Count bytes that have come."""
+        """Count bytes that have come with records."""
 
     def malformed(self, records: int) -> None:
         """Count records that could not be read."""
@@ -97,7 +97,6 @@ class Connection:
         except OSError:
             return False
         if data:
-            self._host.took(len(data))
             self._feed(data)
         return bool(data)
 
@@ -131,6 +130,8 @@ class Connection:
                 batches += self._take(payload)
         finally:
             del buffer[:offset]
+        if batches:
+            self._host.took(offset)
         if batches and self._session is not None:
             self._answer(encode_frame(self._session.progress()))
 

@@ -178,11 +178,13 @@ def default_socket() -> str:
 
 
 def is_listening(path: str) -> bool:
-    """Return whether somebody listens on the Unix socket `path`."""
+    """Return whether somebody listens on the Unix socket `path`, be it one who is too busy to answer now."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         try:
             probe.connect(path)
+        except (BlockingIOError, TimeoutError):
+            return True  # as many wait to be let in as may
         except OSError:
             return False
     return True

@@ -38,7 +38,7 @@ class Receiver:
         torn: connections that ended within a frame.
         malformed_records: records that could not be read.
         connections: connections that are open.
-        received: bytes taken so far.
+        received: bytes so far of what came with records.
 
     """
 
@@ -162,7 +162,7 @@ class Receiver:
         return self._open_session(hello)
 
     def took(self, count: int) -> None:
-        """Count bytes that have come."""
+        """Count bytes that have come with records."""
         self.received += count
 
     def malformed(self, records: int) -> None:

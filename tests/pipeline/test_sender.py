@@ -1,6 +1,7 @@
 """The way out of a process: order, holes, reconnection and forks, against a real Unix socket."""
 
 import os
+import signal
 import socket
 import struct
 import threading
@@ -25,6 +26,7 @@ class Listener:
         self.path = str(path)
         self.messages: list[Hello | Batch] = []
         self.connections: list[socket.socket] = []
+        self.ended = 0
         self.open()
 
     def open(self) -> None:
@@ -60,6 +62,8 @@ class Listener:
                     self.messages.append(decode_payload(file.read(struct.unpack(">I", head)[0])))
             except OSError:
                 return
+            finally:
+                self.ended += 1
 
     @property
     def records(self) -> list[Record]:
@@ -193,6 +197,23 @@ def test_a_forked_child_has_a_way_of_its_own(listener: Listener) -> None:
     assert sorted(record.sequence for record in listener.records) == [0, 0, 1]
 
 
+def test_a_forked_child_keeps_no_connection_open(listener: Listener) -> None:
+    """The parent's end is seen while a child of its lives on."""
+    pipeline = Pipeline(read_config)
+    pipeline.push((numbered,))
+    pipeline.flush()
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        pipeline.close()
+        until(lambda: listener.ended == 1, 5)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing raises and nothing hangs where no sidecar is there."""
     monkeypatch.setenv(SOCKET, str(tmp_path / "none"))
@@ -212,3 +233,61 @@ def test_the_sender_waits_for_the_scheduler(listener: Listener) -> None:
     until(lambda: len(listener.records) == 2)
     assert PATIENCE / 2 < time.monotonic() - start < 1
     pipeline.close()
+
+
+@pytest.mark.parametrize("pack_seconds", [0.0, 0.000_02, 0.000_1])
+def test_a_scheduler_that_is_never_idle_leaves_nothing_behind(listener: Listener, pack_seconds: float) -> None:
+    """Records go out while more are captured than there are idle moments for."""
+    pipeline = Pipeline(read_config)
+    over = threading.Event()
+
+    def pack(number: int, captured: int) -> list[Record]:
+        spin(pack_seconds)
+        return [Reset(number, 0, captured)]
+
+    def schedule() -> None:
+        while not over.is_set():
+            pipeline.gate.busy = True
+            spin(0.002)
+            for _ in range(8):
+                pipeline.push((pack, time.time_ns()))
+            pipeline.gate.busy = False
+            pipeline.gate.scheduled()
+
+    thread = threading.Thread(target=schedule)
+    thread.start()
+    try:
+        ages = []
+        for _ in range(8):
+            time.sleep(0.25)
+            times = [record.time for record in listener.records if isinstance(record, Reset)]
+            ages.append((time.time_ns() - max(times, default=0)) / 1e9)
+    finally:
+        over.set()
+        thread.join()
+        pipeline.close()
+    assert max(ages) < 1
+    assert [message.dropped for message in listener.messages if isinstance(message, Batch)][-1] == 0
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_a_sidecar_that_reads_nothing_holds_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """A process ends in time, also where its thread is in the middle of a send."""
+    monkeypatch.setenv(SOCKET, str(tmp_path / "s"))
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s"))
+        listening.listen()
+        pipeline = Pipeline(read_config)
+        for _ in range(2_000):
+            pipeline.push((numbered, 50))
+        time.sleep(0.3)
+        start = time.monotonic()
+        getattr(pipeline, end)(0.5)
+        assert time.monotonic() - start < 1.5
+
+
+def spin(seconds: float) -> None:
+    """Work for so long."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass

@@ -22,12 +22,14 @@ from otel_cache.records import (
     PROTOCOL_VERSION,
     Acknowledge,
     Batch,
+    StatusRequest,
     decode_acknowledge,
     decode_payload,
     encode_frame,
     salvage_batch,
 )
 from otel_cache.semconv import names
+from otel_cache.sidecar.launch import is_listening
 from otel_cache.sidecar.receiver import MAX_BUFFERED, MAX_CONNECTIONS, Receiver
 from otel_cache.sidecar.service import COMPANY_SECONDS
 from otel_cache.sidecar.settings import read_settings
@@ -206,6 +208,42 @@ def test_a_sidecar_says_how_far_it_is(start, socket_path):
 
     # The lookup of b waits for its admission, the step for its end; that of a is written, as number 0.
     assert (progress.acknowledged, progress.held, progress.evidence, progress.last) == (4, 2, {0: 1}, False)
+
+
+def test_a_sidecar_whose_backlog_is_full_is_there(socket_path):
+    """Whoever finds that nobody more is let in now takes nobody's place."""
+    Path(socket_path).parent.mkdir(exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(socket_path)
+        listening.listen(1)
+        waiting = []
+        with pytest.raises(BlockingIOError):
+            for _ in range(100):
+                waiting.append(socket.socket(socket.AF_UNIX))
+                waiting[-1].setblocking(False)
+                waiting[-1].connect(socket_path)
+        assert is_listening(socket_path)
+        with pytest.raises(UsageError, match="another sidecar listens"):
+            Receiver(socket_path, lambda *_: None)
+        for each in waiting:
+            each.close()
+
+
+@pytest.mark.parametrize("sent", ["status", "half a frame"])
+def test_only_records_are_worth_waiting_for(socket_path, sent):
+    """Nobody has to wait for an answer because others ask, or send a frame byte by byte."""
+    receiver = Receiver(socket_path, lambda *_: None, status=lambda: b"")
+    peer = Peer(socket_path, hello())
+    if sent == "status":
+        peer.socket.sendall(encode_frame(StatusRequest()))
+    else:
+        peer.socket.sendall(LENGTH.pack(1 << 20) + b"half")
+    while receiver.poll(0.2):
+        pass
+    assert receiver.connections == 1
+    assert receiver.received == 0
+    peer.close()
+    receiver.drain(1)
 
 
 def test_what_comes_little_by_little_is_read_together(start, socket_path):
