@@ -20,6 +20,13 @@ STEP_SHARE = PREFIX + "STEP_SHARE"
 DISABLED_INSTRUMENTATIONS = "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"
 SDK_DISABLED = "OTEL_SDK_DISABLED"
 PLUGINS = "VLLM_PLUGINS"
+VARIABLES = frozenset(
+    {
+        *(ENABLED, SOCKET, OUT, REPLICA_ID, FINGERPRINT_KEY, FINGERPRINT_KEY_FILE, DISABLED_HOOKS),
+        *(SOCKET_UIDS, SPOOL, SPOOL_BYTES, EXPORT, STEP_SHARE),
+    }
+)
+"""All that begin with our prefix."""
 
 PLUGIN = "otel_cache"
 """Name of the entry point that vLLM loads, in its list of plugins."""
@@ -68,6 +75,11 @@ def read_config(environ: Mapping[str, str] = os.environ) -> Config:
 def is_true(value: str | None) -> bool:
     """Whether a variable says `true`, in any case, as OpenTelemetry reads booleans."""
     return (value or "").strip().lower() == "true"
+
+
+def unclear(value: str | None) -> bool:
+    """Whether a variable that is to be `true` or `false` is set, and says neither: it counts as `false`."""
+    return (value or "").strip().lower() not in ("", "true", "false")
 
 
 def forbidden_by(environ: Mapping[str, str] = os.environ) -> str | None:

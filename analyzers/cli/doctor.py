@@ -25,7 +25,7 @@ def command(vllm: Path | None, form: str) -> None:
     its own, asks a running sidecar, and sends an empty request to the collector: the one that the environment names,
     or that the running sidecar exports to. Where neither does, it is a warning that none answers at OTLP's default
     endpoint. One line per check: ok, warning or problem, and what to do; the last one says whether a vLLM that is
-    started here would be traced. Exit code 1 where there is a problem.
+    started here would be traced, and recorded. Exit code 1 where there is a problem.
 
     \b
     Example:
@@ -39,7 +39,7 @@ def command(vllm: Path | None, form: str) -> None:
     problems, warnings = (sum(check.level == level for check in checks) for level in (PROBLEM, WARNING))
     if form == "json":
         found = {
-            "traced": not any(check.untraced for check in checks),
+            "traced": not any(check.untraced or check.unrecorded for check in checks),
             "problems": problems,
             "warnings": warnings,
             "checks": [vars(check) for check in checks],

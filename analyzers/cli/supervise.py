@@ -13,6 +13,7 @@ from pathlib import Path
 from otel_cache import config
 from otel_cache.errors import UsageError
 from otel_cache.sidecar.launch import start_child
+from otel_cache.sidecar.status import query_status
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 NOT_EXECUTABLE = 126
@@ -41,13 +42,33 @@ def run_traced(command: Sequence[str], out: str | None, endpoint: str | None, *,
         sidecar = start_child(path, out, endpoint, quiet=quiet)
         try:
             code = _run(command, traced_environment(command, path, os.environ))
+            nobody = not quiet and not _anybody_connected(path)
         finally:
             stopped = sidecar.stop()
+        if nobody:
+            print(f"otel-cache: no vLLM process connected{why_none(code, os.environ)}", file=sys.stderr)
         if stopped != 0:
             print(f"otel-cache: the sidecar ended with exit code {stopped}: spans may be missing", file=sys.stderr)
         return code
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _anybody_connected(path: str) -> bool:
+    # The sidecar takes connections in their order: by the second question it has read what came before the first.
+    try:
+        return any(query_status(path).processes_seen for _ in range(2))
+    except UsageError:
+        return True  # not known: what became of the sidecar is said by its exit code
+
+
+def why_none(code: int, environ: Mapping[str, str]) -> str:
+    """Return, as the end of a sentence, why no process connected for a command that ended with `code`."""
+    if (variable := config.forbidden_by(environ)) is not None:
+        return f": {variable}={environ[variable]} keeps the plugin off; unset it"
+    if code:
+        return f": the command failed with exit code {code}"
+    return " (is otel-cache installed in its environment?)"
 
 
 def check_out(out: str) -> None:

@@ -1,6 +1,6 @@
 """What a check finds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 OK = "ok"
@@ -18,6 +18,7 @@ class Check:
         says: what was found.
         todo: what to do about it, empty where there is nothing to do.
         untraced: because of it a vLLM that is started here is not traced at all.
+        unrecorded: because of it no sidecar can start here, or what one gets goes nowhere.
 
     """
 
@@ -26,6 +27,7 @@ class Check:
     says: str
     todo: str = ""
     untraced: bool = False
+    unrecorded: bool = False
 
 
 def ok(name: str, says: str, todo: str = "") -> Check:
@@ -33,23 +35,29 @@ def ok(name: str, says: str, todo: str = "") -> Check:
     return Check(name, OK, says, todo)
 
 
-def warning(name: str, says: str, todo: str = "", *, untraced: bool = False) -> Check:
+def warning(name: str, says: str, todo: str = "", *, untraced: bool = False, unrecorded: bool = False) -> Check:
     """Return a finding that is worth to know."""
-    return Check(name, WARNING, says, todo, untraced)
+    return Check(name, WARNING, says, todo, untraced, unrecorded)
 
 
-def problem(name: str, says: str, todo: str, *, untraced: bool = False) -> Check:
+def problem(name: str, says: str, todo: str, *, untraced: bool = False, unrecorded: bool = False) -> Check:
     """Return a finding that keeps traces from being made or from arriving."""
-    return Check(name, PROBLEM, says, todo, untraced)
+    return Check(name, PROBLEM, says, todo, untraced, unrecorded)
 
 
 def verdict(checks: Sequence[Check]) -> str:
     """Return in words whether a vLLM that is started in this environment would be traced."""
-    if why := [check.name for check in checks if check.untraced]:
-        return f"vLLM started in this environment would not be traced (see {', '.join(why)})"
-    wrong = [check.name for check in checks if check.level == PROBLEM]
-    but = f", but not all is well (see {', '.join(wrong)})" if wrong else ""
+    if why := _names(check for check in checks if check.untraced):
+        return f"vLLM started in this environment would not be traced (see {why})"
+    if why := _names(check for check in checks if check.unrecorded):
+        return f"vLLM started in this environment would run, but nothing would be recorded (see {why})"
+    wrong = _names(check for check in checks if check.level == PROBLEM)
+    but = f", but not all is well (see {wrong})" if wrong else ""
     return f"vLLM started in this environment would be traced{but}"
+
+
+def _names(checks: Iterable[Check]) -> str:
+    return ", ".join(dict.fromkeys(check.name for check in checks))
 
 
 def guarded(name: str, find: Callable[[], Check]) -> Check:

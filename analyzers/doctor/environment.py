@@ -1,5 +1,6 @@
 """What the environment variables ask for. They are those of vLLM's process only if doctor is run as vLLM is."""
 
+import difflib
 import sys
 from collections.abc import Collection, Iterator, Mapping
 
@@ -9,10 +10,13 @@ from otel_cache.config import (
     ENABLED,
     PLUGIN,
     PLUGINS,
+    PREFIX,
+    VARIABLES,
     admits_plugin,
     forbidden_by,
     is_true,
     read_config,
+    unclear,
     with_plugin,
 )
 from otel_cache.package import VERSION
@@ -25,6 +29,7 @@ def check_environment(environ: Mapping[str, str], hooks: Collection[str]) -> Ite
     """Yield what is to be said of `environ`; `hooks` are the hooks that there are, empty where not known."""
     yield _versions()
     yield _enabled(environ)
+    yield from _misspelled(environ)
     yield _plugins(environ)
     yield from _disabled_hooks(environ, hooks)
 
@@ -49,7 +54,18 @@ def _enabled(environ: Mapping[str, str]) -> Check:
         says = f"off: {ENABLED} is not set in this environment"
         return warning("enabled", says, f"{ways} or `opentelemetry-instrument`", untraced=True)
     todo = f"{ways}, or unset it and start vLLM with `opentelemetry-instrument`"
-    return problem("enabled", f"{ENABLED}={value} keeps the plugin off", todo, untraced=True)
+    neither = "is neither true nor false: it " if unclear(value) else ""
+    return problem("enabled", f"{ENABLED}={value} {neither}keeps the plugin off", todo, untraced=True)
+
+
+def _misspelled(environ: Mapping[str, str]) -> Iterator[Check]:
+    ours = sorted(name.removeprefix(PREFIX) for name in VARIABLES)
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in VARIABLES:
+            continue
+        near = difflib.get_close_matches(name.removeprefix(PREFIX).upper(), ours, n=1)
+        todo = f"did you mean {PREFIX}{near[0]}?" if near else f"after {PREFIX} there may be {', '.join(ours)}"
+        yield warning("variables", f"{name} is read by nobody: there is no such variable", todo)
 
 
 def _plugins(environ: Mapping[str, str]) -> Check:

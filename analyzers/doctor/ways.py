@@ -5,10 +5,11 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from analyzers.doctor.checks import Check, guarded, ok, problem, warning
-from otel_cache.config import OUT, SOCKET, SPOOL, read_config
+from analyzers.doctor.checks import PROBLEM, Check, guarded, ok, problem, warning
+from otel_cache.config import EXPORT, OUT, PREFIX, SOCKET, SOCKET_UIDS, SPOOL, STEP_SHARE, read_config
 from otel_cache.errors import UsageError
 from otel_cache.package import VERSION
 from otel_cache.sidecar.status import Status, query_status
@@ -16,6 +17,9 @@ from otel_cache.sidecar.status import Status, query_status
 COLLECTOR_SECONDS = 5
 """What a collector may take to answer, where the environment does not say."""
 TIMEOUT = "OTEL_EXPORTER_OTLP_TIMEOUT"
+EXPORTER = "OTEL_TRACES_EXPORTER"
+_SETTINGS = (EXPORT, STEP_SHARE, SOCKET_UIDS)
+"""What the sidecar reads besides the spool's variables: a value that is impossible keeps it from starting."""
 
 
 def check_sidecar(environ: Mapping[str, str]) -> tuple[Check, Status | None]:
@@ -27,12 +31,13 @@ def check_sidecar(environ: Mapping[str, str]) -> tuple[Check, Status | None]:
     try:
         path = named or default_socket()
     except UsageError as error:
-        return problem("sidecar", str(error), f"or name a socket in {SOCKET}"), None
+        return problem("sidecar", str(error), f"or name a socket in {SOCKET}", unrecorded=True), None
     if not is_listening(path):
         if named is None:
             return ok("sidecar", f"none yet on {path}: the first record starts one"), None
         todo = f"run: otel-cache sidecar --socket {path}"
-        return problem("sidecar", f"none listens on {path}, and the plugin starts none on a named socket", todo), None
+        says = f"none listens on {path}, and the plugin starts none on a named socket"
+        return problem("sidecar", says, todo, unrecorded=True), None
     try:
         status = query_status(path)
     except UsageError as error:
@@ -61,17 +66,30 @@ def _sidecar(path: str, status: Status, difference: str) -> Check:
     return ok("sidecar", text)
 
 
+def check_settings(environ: Mapping[str, str]) -> Iterator[Check]:
+    """Yield each of the sidecar's variables that has an impossible value, by its name without the prefix."""
+    from otel_cache.sidecar.settings import read_settings
+
+    for variable in _SETTINGS:
+        try:
+            read_settings({variable: environ.get(variable, "")})
+        except UsageError as error:
+            name = variable.removeprefix(PREFIX).lower().replace("_", " ")
+            yield problem(name, f"{error}; no sidecar starts with it", "correct the variable", unrecorded=True)
+
+
 def check_file(environ: Mapping[str, str]) -> Iterator[Check]:
     """Yield whether the evidence's file can be written, where one is named."""
     if (out := read_config(environ).out) is None:
         return
     path = Path(out).absolute()
     if path.is_dir():
-        yield problem("file", f"{OUT}={out} is a folder", f"name a file in it, such as {path / 'capture.jsonl'}")
+        todo = f"name a file in it, such as {path / 'capture.jsonl'}"
+        yield problem("file", f"{OUT}={out} is a folder", todo, unrecorded=True)
     elif not path.parent.is_dir():
-        yield problem("file", f"{OUT}={out}: there is no folder {path.parent}", "make it")
+        yield problem("file", f"{OUT}={out}: there is no folder {path.parent}", "make it", unrecorded=True)
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        yield problem("file", f"{OUT}={out} cannot be written", "give this user access to it")
+        yield problem("file", f"{OUT}={out} cannot be written", "give this user access to it", unrecorded=True)
     else:
         yield ok("file", f"{path} can be written")
 
@@ -89,7 +107,12 @@ def check_collector(environ: Mapping[str, str], status: Status | None) -> Check:
         into = f" but written to {status.file}" if status.file else ""
         return ok("collector", f"nothing is exported{into}: the running sidecar has no endpoint")
     running = status.endpoint if status is not None and not named else None
-    if running is None and not wants_export(None, read_config(environ).out):
+    out = read_config(environ).out
+    exporter_named = environ.get(EXPORTER, "")
+    if running is None and out is None and exporter_named.strip().lower() == "none":
+        says = f"{EXPORTER}={exporter_named} turns the export off, and no file is named: spans go nowhere"
+        return warning("collector", says, f"unset {EXPORTER}, or name a file in {OUT}", unrecorded=True)
+    if running is None and not wants_export(None, out):
         return ok("collector", "nothing is exported: a file is named and no endpoint, or export is turned off")
     os.environ.setdefault(TIMEOUT, str(COLLECTOR_SECONDS))
     # What the exporter says of each try is in its answer.
@@ -97,7 +120,7 @@ def check_collector(environ: Mapping[str, str], status: Status | None) -> Check:
     try:
         exporter, endpoint = make_exporter(running)
     except UsageError as error:
-        return problem("collector", str(error), "correct the OTEL_EXPORTER_OTLP_ variables")
+        return problem("collector", str(error), "correct the OTEL_EXPORTER_OTLP_ variables", unrecorded=True)
     try:
         answer = exporter.send(b"", 0)
     finally:
@@ -119,16 +142,20 @@ def check_collector(environ: Mapping[str, str], status: Status | None) -> Check:
 
 def check_spool(environ: Mapping[str, str]) -> Check:
     """Return whether spans can wait on disk while the collector is away."""
+    from otel_cache.sidecar.exporters import wants_export
     from otel_cache.sidecar.settings import read_settings
 
     try:
-        settings = read_settings(environ)
+        settings = read_settings({name: value for name, value in environ.items() if name not in _SETTINGS})
     except UsageError as error:
-        return problem("spool", str(error), "correct the variable")
+        return problem("spool", str(error), "correct the variable", unrecorded=True)
     if settings.spool is None:
         return ok("spool", "none: while the collector is away spans wait in memory alone")
     path, limit = Path(settings.spool), settings.spool_bytes
-    return guarded("spool", lambda: _spool(path, limit))
+    check = guarded("spool", lambda: _spool(path, limit))
+    # Without the default folder a sidecar goes on in memory; a named one has to be there.
+    exports = wants_export(None, read_config(environ).out)
+    return replace(check, unrecorded=check.level == PROBLEM and settings.spool_named and exports)
 
 
 def _spool(path: Path, limit: int) -> Check:

@@ -40,11 +40,12 @@ class JsonLinesWriter:
     Attributes:
         written: spans in the file.
         lost: spans that the disk refused.
+        kept: nothing has been written, and the file holds what it held before.
 
     """
 
     def __init__(self, path: str, *, append: bool = False) -> None:
-        """Open `path` for this user alone, and empty it, or go on after what it holds.
+        """Open `path` for this user alone: the first spans replace what it holds, or are appended to it.
 
         Raises:
             UsageError: the file cannot be written.
@@ -55,14 +56,16 @@ class JsonLinesWriter:
         self.lost = 0
         self._torn = False
         self._stalled = False
+        self.kept = False
         try:
-            how = os.O_APPEND if append else os.O_TRUNC
+            how = os.O_APPEND if append else 0
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | how, 0o600)
             status = os.fstat(self._fd)
             if stat.S_ISREG(status.st_mode):
                 os.fchmod(self._fd, 0o600)
                 # A sidecar that was killed may have left half a line.
-                self._torn = bool(status.st_size) and os.pread(self._fd, 1, status.st_size - 1) != b"\n"
+                self.kept = bool(status.st_size) and not append
+                self._torn = bool(status.st_size) and append and os.pread(self._fd, 1, status.st_size - 1) != b"\n"
             else:
                 os.set_blocking(self._fd, False)
         except OSError as error:
@@ -76,6 +79,9 @@ class JsonLinesWriter:
         # After a line that was cut short the next one must not become its tail.
         data = memoryview(b"\n" + line if self._torn else line)
         try:
+            if self.kept:
+                os.ftruncate(self._fd, 0)
+                self.kept = False
             while data:
                 data = data[self._write_some(data) :]
                 self._torn = bool(data)

@@ -64,6 +64,12 @@ class ParquetWriter:
         self.path = _free(path) if append else path
         # A part file under that name is what a sidecar that was killed left: it becomes part of this capture.
         self._part = JsonLinesWriter(self.path + PART_SUFFIX, append=append)
+        self._earlier = Path(self.path).exists()
+
+    @property
+    def kept(self) -> bool:
+        """Whether nothing has been written, and an earlier capture is there as it was."""
+        return self._part.kept or (self._earlier and not self.written and not self.lost)
 
     @property
     def written(self) -> int:
@@ -80,8 +86,15 @@ class ParquetWriter:
         self._part.write(spans)
 
     def close(self) -> None:
-        """Make the Parquet file and remove the part file, which stays where that fails."""
+        """Make the Parquet file, but not over an earlier one for want of spans; then remove the part file."""
         self._part.close()
+        if self.kept:
+            # A part file that is not empty is a capture of its own, which a sidecar that was killed left.
+            if not self._part.kept:
+                Path(self._part.path).unlink()
+            elif not self._earlier:
+                self.path = self._part.path
+            return
         try:
             convert(self._part.path, self.path)
         except Exception as error:

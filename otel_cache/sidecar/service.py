@@ -90,6 +90,8 @@ class _Writer(Protocol):
     def written(self) -> int: ...
     @property
     def lost(self) -> int: ...
+    @property
+    def kept(self) -> bool: ...
     def write(self, spans: list[SpanData]) -> None: ...
     def close(self) -> None: ...
 
@@ -151,7 +153,8 @@ class _Outputs:
         if self.file is not None:
             self.file.close()
             if self._written_fd is None:
-                notes.append(_Said(f"{self.file.written} spans written to {self.file.path}"))
+                kept_file = ", which holds what it held before" if self.file.kept else ""
+                notes.append(_Said(f"{self.file.written} spans written to {self.file.path}{kept_file}"))
             else:
                 with contextlib.suppress(OSError):
                     os.write(self._written_fd, str(self.file.written).encode())
@@ -237,8 +240,8 @@ def serve(options: Options) -> bool:
         if notes is None:
             receiver.drain(DRAIN_SECONDS)
             notes = outputs.close()
-    # Whoever started it silently knows better why none came.
-    if not processes.heard and options.written_fd is None:
+    # Whoever started it for a command knows better why none came.
+    if not processes.heard and options.parent_fd is None:
         notes.append(_Said("no vLLM process connected (is otel-cache installed in its environment?)"))
     _report(notes, receiver, processes, options.quiet)
     return outputs.file is None or not outputs.file.lost

@@ -13,8 +13,6 @@ OF_THE_SDK = {
     "OTEL_EXPORTER_OTLP_HEADERS",
     "OTEL_EXPORTER_OTLP_CERTIFICATE",
     "OTEL_RESOURCE_ATTRIBUTES",
-    "OTEL_TRACES_SAMPLER",
-    "OTEL_TRACES_SAMPLER_ARG",
 }
 # The analyzer names it in a fix; the lab sets it for vLLM and never reads it.
 NOT_READ = {"VLLM_PREFIX_CACHE_RETENTION_INTERVAL"}

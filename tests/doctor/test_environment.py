@@ -12,10 +12,13 @@ from analyzers.doctor.checks import OK, PROBLEM, WARNING, Check, problem, verdic
 from analyzers.doctor.context import check_context
 from analyzers.doctor.environment import check_environment
 from analyzers.doctor.key import check_key
+from analyzers.doctor.sampling import check_sampling
 from analyzers.doctor.servers import Server, running_servers
 from analyzers.doctor.vllm import Found, Verdict, check_vllm
-from analyzers.doctor.ways import check_file, check_spool
+from analyzers.doctor.ways import check_collector, check_file, check_settings, check_sidecar, check_spool
+from otel_cache.config import VARIABLES
 from otel_cache.keys import KEY_BYTES
+from otel_cache.sidecar.sampling import TraceSampler
 
 HOOKS = ("schedule", "lookup")
 PREFIX = "OTEL_PYTHON_VLLM_CACHE_"
@@ -39,11 +42,21 @@ def found(name: str, environ: dict[str, str]) -> list[Check]:
             f"set {ENABLED}=true, or start vLLM with `otel-cache run --` or `opentelemetry-instrument`",
         ),
         (
-            {ENABLED: "no"},
+            {ENABLED: "False"},
             PROBLEM,
-            "ENABLED=no keeps the plugin off",
+            "ENABLED=False keeps the plugin off",
             f"set {ENABLED}=true, or start vLLM with `otel-cache run --`, or unset it and start vLLM with "
             "`opentelemetry-instrument`",
+        ),
+        *(
+            (
+                {ENABLED: value},
+                PROBLEM,
+                f"ENABLED={value} is neither true nor false: it keeps the plugin off",
+                f"set {ENABLED}=true, or start vLLM with `otel-cache run --`, or unset it and start vLLM with "
+                "`opentelemetry-instrument`",
+            )
+            for value in ("1", "0", "yes", "no", "on")
         ),
         ({ENABLED: "true", "OTEL_SDK_DISABLED": "true"}, PROBLEM, "OTEL_SDK_DISABLED=true", "unset OTEL_SDK_DISABLED"),
         (
@@ -121,6 +134,127 @@ def test_the_hosts_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_key({}).level == OK
     path.write_bytes(b"short")
     assert (check_key({}).level, check_key({}).todo) == (PROBLEM, f"remove {path}")
+
+
+@pytest.mark.parametrize(
+    ("name", "todo"),
+    [
+        ("ENABLE", "did you mean OTEL_PYTHON_VLLM_CACHE_ENABLED?"),
+        ("SOCKETS", "did you mean OTEL_PYTHON_VLLM_CACHE_SOCKET?"),
+        ("OUT_FILE", None),
+        ("Replica_ID", "did you mean OTEL_PYTHON_VLLM_CACHE_REPLICA_ID?"),
+        ("XYZQ", "after OTEL_PYTHON_VLLM_CACHE_ there may be DISABLED_HOOKS, ENABLED, "),
+    ],
+)
+def test_a_variable_that_there_is_not(name: str, todo: str | None) -> None:
+    (check,) = found("variables", {PREFIX + name: "x"})
+    assert (check.level, check.untraced) == (WARNING, False)
+    assert check.says == f"{PREFIX}{name} is read by nobody: there is no such variable"
+    assert todo is None or check.todo.startswith(todo)
+
+
+def test_the_variables_that_there_are_get_no_warning() -> None:
+    assert found("variables", dict.fromkeys(VARIABLES, "x")) == []
+
+
+SAMPLER, ARGUMENT = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
+
+
+@pytest.mark.parametrize(
+    ("sampler", "argument", "level", "says", "sdk"),
+    [
+        (None, None, OK, "every trace is exported", "ParentBased{root:AlwaysOnSampler"),
+        ("always_on", None, OK, "=always_on: every trace is exported", "AlwaysOnSampler"),
+        ("ALWAYS_OFF", None, WARNING, "=ALWAYS_OFF: no spans of traces are exported", "AlwaysOffSampler"),
+        (
+            "parentbased_always_off",
+            None,
+            WARNING,
+            "exported but those whose caller sampled",
+            "ParentBased{root:AlwaysOffSampler",
+        ),
+        ("traceidratio", "0", WARNING, "_ARG=0: no spans of traces are exported", "TraceIdRatioBased{0.0}"),
+        ("parentbased_traceidratio", "0.0", WARNING, "_ARG=0.0: no spans", "ParentBased{root:TraceIdRatioBased{0.0}"),
+        ("traceidratio", "0.1", OK, "_ARG=0.1: 10% of the traces are exported", "TraceIdRatioBased{0.1}"),
+        ("parentbased_traceidratio", ".25", OK, "25% of the traces", "ParentBased{root:TraceIdRatioBased{0.25}"),
+        ("traceidratio", "1", OK, "every trace is exported", "TraceIdRatioBased{1.0}"),
+        *(
+            ("traceidratio", argument, WARNING, "falls back to 1.0: every trace is exported", "TraceIdRatioBased{1.0}")
+            for argument in (None, "", "ten", "10%", "0,1", "1.5", "-1", "nan", "inf")
+        ),
+        *(
+            (sampler, None, WARNING, f"={sampler} is no sampler of the SDK", "ParentBased{root:AlwaysOnSampler")
+            for sampler in ("alwaysoff", "never", " always_off", "jaeger_remote")
+        ),
+        ("always_on", "0.1", WARNING, "takes no argument: OTEL_TRACES_SAMPLER_ARG=0.1 has no", "AlwaysOnSampler"),
+    ],
+)
+def test_sampling(
+    sampler: str | None, argument: str | None, level: str, says: str, sdk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What doctor says is what the sidecar's sampler does."""
+    for name, value in ((SAMPLER, sampler), (ARGUMENT, argument)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    check = check_sampling(os.environ)
+    assert (check.level, bool(check.todo)) == (level, level == WARNING)
+    assert says in check.says
+    assert TraceSampler().description.startswith(sdk)
+    nothing = sdk.startswith(("AlwaysOff", "TraceIdRatioBased{0.0}"))
+    assert check.unrecorded is nothing
+    # With a file besides, the evidence is there all the same.
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:1")
+    both = check_sampling(os.environ | {PREFIX + "OUT": "x.jsonl"})
+    assert (both.level, both.unrecorded) == (level, False)
+    # A file alone has every span.
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
+    assert check_sampling(os.environ | {PREFIX + "OUT": "x.jsonl"}).level == OK
+
+
+@pytest.mark.parametrize("value", ["none", "None"])
+def test_no_exporter(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a file spans go nowhere."""
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", value)
+    check = check_collector(os.environ, None)
+    assert (check.level, check.unrecorded) == (WARNING, True)
+    assert f"OTEL_TRACES_EXPORTER={value} turns the export off" in check.says
+    assert check_collector(os.environ | {PREFIX + "OUT": "x.jsonl"}, None).level == OK
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "name"),
+    [
+        ("EXPORT", "nonsense", "export"),
+        ("STEP_SHARE", "2", "step share"),
+        ("STEP_SHARE", "some", "step share"),
+        ("SOCKET_UIDS", "root", "socket uids"),
+    ],
+)
+def test_settings_that_keep_the_sidecar_from_starting(variable: str, value: str, name: str, tmp_path: Path) -> None:
+    """Each by its own name, and none of them in the spool's check."""
+    environ = {PREFIX + variable: value, PREFIX + "SPOOL": str(tmp_path)}
+    (check,) = check_settings(environ)
+    assert (check.name, check.level, check.unrecorded) == (name, PROBLEM, True)
+    assert f"{PREFIX}{variable}={value}" in check.says
+    assert check_spool(environ).level == OK
+    assert list(check_settings({})) == []
+
+
+def test_what_keeps_a_sidecar_from_starting(tmp_path: Path) -> None:
+    """A file or a named spool that cannot be, and a named socket on which none listens: nothing is recorded."""
+    (tmp_path / "file").touch()
+    wrong = [
+        next(check_file({PREFIX + "OUT": str(tmp_path)})),
+        next(check_file({PREFIX + "OUT": str(tmp_path / "none" / "x.jsonl")})),
+        check_sidecar({PREFIX + "SOCKET": str(tmp_path / "s")})[0],
+        check_spool({PREFIX + "SPOOL_BYTES": "some"}),
+        check_spool({PREFIX + "SPOOL": str(tmp_path / "file" / "spool")}),
+    ]
+    assert [(check.level, check.unrecorded) for check in wrong] == [(PROBLEM, True)] * len(wrong)
+    # The default folder is done without.
+    unnamed = check_spool({"XDG_STATE_HOME": str(tmp_path / "file")})
+    assert (unnamed.level, unnamed.unrecorded) == (PROBLEM, False)
 
 
 def test_spool(tmp_path: Path) -> None:
@@ -249,6 +383,14 @@ def test_verdicts() -> None:
                 problem("file", "", ""),
             ],
             "would not be traced (see enabled, vllm)",
+        ),
+        (
+            [problem("export", "x", "y", unrecorded=True), warning("file", "x", unrecorded=True)],
+            "would run, but nothing would be recorded (see export, file)",
+        ),
+        (
+            [problem("export", "x", "y", unrecorded=True), warning("enabled", "off", untraced=True)],
+            "would not be traced (see enabled)",
         ),
         ([problem("collector", "away", "start it")], "would be traced, but not all is well (see collector)"),
     ],

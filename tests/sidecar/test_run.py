@@ -70,6 +70,68 @@ def test_the_file_is_complete(tmp_path):
     assert result.stderr == f"otel-cache: {SPANS} spans written to {out}\n"
 
 
+@pytest.mark.parametrize(
+    ("variables", "words", "why"),
+    [
+        ({}, ["true"], " (is otel-cache installed in its environment?)"),
+        ({}, ["sh", "-c", "exit 7"], ": the command failed with exit code 7"),
+        ({}, ["sh", "-c", "kill -TERM $$"], ": the command failed with exit code 143"),
+        *(
+            ({name: value}, ["sh", "-c", f"exit {code}"], f": {name}={value} keeps the plugin off; unset it")
+            for name, value in [
+                ("OTEL_SDK_DISABLED", "true"),
+                ("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "flask,vllm_cache"),
+                ("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "*"),
+            ]
+            for code in (0, 7)
+        ),
+    ],
+)
+def test_why_no_process_connected(tmp_path, variables, words, why):
+    done = run("--out", str(tmp_path / "o.jsonl"), "--", *words, env=os.environ | variables)
+    assert f"otel-cache: no vLLM process connected{why}\n" in done.stderr
+    assert done.stderr.count("no vLLM process connected") == 1
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_command_whose_process_connected_is_not_suspected(tmp_path, code):
+    script = f"{SEND.format(tests=str(ROOT / 'tests'))}\nsys.exit({code})"
+    done = run("--out", str(tmp_path / "o.jsonl"), "--", sys.executable, "-c", script)
+    assert (done.returncode, "connected" in done.stderr) == (code, False)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_an_earlier_capture_stays_until_spans_come(tmp_path, suffix):
+    out = tmp_path / f"o.{suffix}"
+    send = [sys.executable, "-c", SEND.format(tests=str(ROOT / "tests"))]
+    first = run("--out", str(out), "--", *send)
+    before = out.read_bytes()
+    for words in (["true"], ["false"]):
+        done = run("--out", str(out), "--", *words)
+        assert f"0 spans written to {out}, which holds what it held before" in done.stderr
+        assert out.read_bytes() == before
+    out.write_bytes(before * 3)
+    again = run("--out", str(out), "--", *send)
+    assert first.stderr == again.stderr == f"otel-cache: {SPANS} spans written to {out}\n"
+    assert len(out.read_bytes()) < len(before) * 2
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_run_without_spans_leaves_an_empty_capture_where_none_was(tmp_path, suffix):
+    out = tmp_path / f"o.{suffix}"
+    assert "before" not in run("--out", str(out), "--", "true").stderr
+    assert out.exists()
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_a_killed_sidecar_left_stays_until_spans_come(tmp_path):
+    part = tmp_path / "o.parquet.part.jsonl"
+    part.write_text("{}\n")
+    run("--out", str(tmp_path / "o.parquet"), "--", "true")
+    assert part.read_text() == "{}\n"
+
+
 @pytest.mark.parametrize("out", ["missing/o.jsonl", "."])
 def test_a_file_that_cannot_be_is_said_before_the_command_starts(tmp_path, out):
     result = run("--out", str(tmp_path / out), "--", "touch", str(tmp_path / "started"))
