@@ -113,7 +113,7 @@ def fix_shifted(case: Case) -> Fix:
     fix += _others(choices, best, at) + _room(choices, best)
     kept = _ended(case, best)
     if kept < case.tokens:
-        fix += f"; that ends {number(kept)} of these tokens, the other lookups needed states at other boundaries"
+        fix += f"; {_gives_back(kept)}"
     if settings.version_tuple < CURED and "speculation" in reasons:
         fix += "; or upgrade: from vLLM 0.30 on the mask keeps the boundary that an identical resend can use"
     elif settings.version_tuple < CURED and "aligned_prompt" in reasons:
@@ -270,13 +270,17 @@ def fix_not_materialized(case: Case) -> Fix:
         fix += "; the mask keeps the state there"
     else:
         keep = retained(settings, settings.scheduler_block)
-        fix += f", and keep the state there: {keep.says}"
+        fix += f"; for the state to be kept there as well, {keep.says}"
         change = Change((*change.settings, *keep.settings), f"{change.says}, and {keep.says}")
     there = max(0, sum(_with_chunks(row, budget) for row in case.rows))
     if there == case.tokens:
         return Fix(fix, change)
-    fix += f"; that ends {number(there)} of these tokens, the other lookups needed states at other boundaries"
+    fix += f"; {_gives_back(there)}"
     return Fix(fix, change, there)
+
+
+def _gives_back(tokens: int) -> str:
+    return f"this gives {number(tokens)} of the lost tokens back, the other lookups needed states at other boundaries"
 
 
 def _with_chunks(row: LookupResult, budget: int) -> int:

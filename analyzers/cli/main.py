@@ -37,6 +37,7 @@ VERBS = {
     "worksheet": "Compute on which boundary a prompt's repeats can hit.",
 }
 READ_CAPTURES = frozenset({"analyze", "check", "convert", "diff", "explain"})
+OWN = ("analyzers", "otel_cache")
 INTERRUPTED = 130
 NOBODY_READS = 141
 KILLED = 128
@@ -124,6 +125,15 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (_NobodyReads, BrokenPipeError):
         _discard_output()
         return NOBODY_READS
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in OWN:
+            raise
+        click.echo(
+            f"Error: {error.name} is not installed here; `pip install otel-cache` brings all that this command needs "
+            "(where the plugin alone was installed, vLLM can be traced, and no more)",
+            err=True,
+        )
+        return OtelCacheError.exit_code
     except OSError as error:
         # A name too long, a full disk behind stdout: whatever the system refuses is no traceback.
         where = f"{printable(str(error.filename))}: " if error.filename else ""

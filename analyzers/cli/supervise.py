@@ -22,10 +22,12 @@ KILLED = 128
 _FROM_KERNEL = 0x80
 
 
-def run_traced(command: Sequence[str], out: str | None, endpoint: str | None, *, quiet: bool = False) -> int:
+def run_traced(
+    command: Sequence[str], out: str | None, endpoint: str | None, *, append: bool = False, quiet: bool = False
+) -> int:
     """Run `command` traced; return its exit code, 128 + n where signal n ended it, 127 or 126 where it cannot start.
 
-    A `quiet` sidecar says errors only.
+    With `append` the sidecar goes on after what the file holds; a `quiet` one says errors only.
 
     Raises:
         UsageError: the file cannot be written, or the sidecar did not start; the command was not started then.
@@ -39,7 +41,7 @@ def run_traced(command: Sequence[str], out: str | None, endpoint: str | None, *,
     folder = tempfile.mkdtemp(prefix="otel-cache-")
     try:
         path = str(Path(folder) / "s")
-        sidecar = start_child(path, out, endpoint, quiet=quiet)
+        sidecar = start_child(path, out, endpoint, append=append, quiet=quiet)
         try:
             code = _run(command, traced_environment(command, path, os.environ))
             nobody = not quiet and not _anybody_connected(path)

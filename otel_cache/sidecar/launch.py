@@ -65,13 +65,19 @@ class Child:
 
 
 def start_child(
-    socket: str, out: str | None = None, endpoint: str | None = None, *, silent: bool = False, quiet: bool = False
+    socket: str,
+    out: str | None = None,
+    endpoint: str | None = None,
+    *,
+    append: bool = False,
+    silent: bool = False,
+    quiet: bool = False,
 ) -> Child:
     """Start a sidecar in a session of its own, and return when it listens on `socket`.
 
-    It leaves by itself, once nothing is connected, should this process die without stopping it. How many spans are in
-    the file it says at its end, unless it is `silent`: then it tells whoever stops it, and says nothing of none having
-    connected. A `quiet` one says errors only, and what was lost.
+    With `append` it goes on after what the file holds. It leaves by itself, once nothing is connected, should this
+    process die without stopping it. How many spans are in the file it says at its end, unless it is `silent`: then
+    it tells whoever stops it. A `quiet` one says errors only, and what was lost.
 
     Raises:
         UsageError: it did not come up; it has said why on stderr.
@@ -82,7 +88,7 @@ def start_child(
     written, written_write = _pipe() if silent else (-1, -1)
     try:
         arguments = [*_command(socket, out, endpoint, ready_write), "--parent-fd", str(lifeline_read)]
-        arguments += ["--quiet"] if quiet else []
+        arguments += [*(["--append"] if append else []), *(["--quiet"] if quiet else [])]
         passed = [ready_write, lifeline_read]
         if silent:
             arguments += ["--written-fd", str(written_write)]

@@ -279,7 +279,7 @@ def test_where_no_interval_for_all_fits_the_pool_the_worst_loss_is_ended(lab: La
     finding = finding_of("shifted-boundary", before)
     assert finding.tokens_lost == 9600 + 17600
     assert (advised(finding.fix), finding.tokens_regained) == (17600, 17600)
-    assert "that ends 17,600 of these tokens" in finding.fix
+    assert "this gives 17,600 of the lost tokens back" in finding.fix
     after = analyzed(lab[OLD], {**two_prompts(17600, 40, 1), "requests": requests}, tmp_path / "after.jsonl")
     assert after.hit_tokens - before.hit_tokens == finding.tokens_regained
     roomy = {**two_prompts(0, 400, replicas=1), "requests": requests}

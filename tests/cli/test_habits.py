@@ -4,6 +4,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,3 +252,15 @@ def test_the_other_spelling_writes(tmp_path: Path) -> None:
     done = subprocess.run(run_it, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "--out x\n")
     assert (tmp_path / "run.jsonl").exists()
+
+
+@pytest.mark.parametrize("missing", ["polars", "msgspec", "numpy"])
+@pytest.mark.parametrize("verb", ["analyze", "diff", "explain"])
+def test_what_is_not_installed_is_named(missing: str, verb: str) -> None:
+    arguments = {"analyze": ["--example"], "diff": [CAPTURE, CAPTURE], "explain": ["repeat-0", "--example"]}[verb]
+    script = f"import sys; sys.modules[{missing!r}] = None; from analyzers.cli.main import main; main(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", script, verb, *map(str, arguments)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Error: {missing} is not installed here; `pip install otel-cache` brings ")

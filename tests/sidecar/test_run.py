@@ -117,6 +117,16 @@ def test_an_earlier_capture_stays_until_spans_come(tmp_path, suffix):
     assert list(tmp_path.iterdir()) == [out]
 
 
+def test_append_goes_on_after_what_is_there(tmp_path):
+    out = tmp_path / "o.jsonl"
+    send = [sys.executable, "-c", SEND.format(tests=str(ROOT / "tests"))]
+    run("--out", str(out), "--", *send)
+    before = out.read_bytes()
+    run("--out", str(out), "--append", "--", *send)
+    assert out.read_bytes().startswith(before)
+    assert len(named(read_lines(out), names.REQUEST)) == 2
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_run_without_spans_leaves_an_empty_capture_where_none_was(tmp_path, suffix):
     out = tmp_path / f"o.{suffix}"
