@@ -1,5 +1,7 @@
 """`otel-cache explain`: one request's story."""
 
+from pathlib import Path
+
 import click
 
 from analyzers.cli.completion import FILE
@@ -29,6 +31,8 @@ def command(request: str, paths: tuple[str, ...], cache: bool, example: bool) ->
     from analyzers.story import stories
 
     check_example(paths, example, "CAPTURE")
+    if Path(request).exists() and not any(map(Path.exists, map(Path, paths))):
+        raise click.UsageError(f"{request} is a file: the request comes first, then the captures")
     capture = read_capture(paths, cache=cache)
     told = stories(capture, request)
     say_notes(capture.notes)

@@ -170,3 +170,10 @@ def test_a_gate_that_saw_nothing_is_not_green(tmp_path: Path) -> None:
 def test_top() -> None:
     assert "What would give most back" in run("analyze", EXAMPLE).stdout
     assert "What would give most back" not in run("analyze", EXAMPLE, "--top", "0").stdout
+
+
+@pytest.mark.parametrize("rest", [["repeat-0"], ["repeat-0", "cold"], ["--example"]])
+def test_a_capture_in_place_of_the_request_is_said(rest: list[str]) -> None:
+    done = run("explain", EXAMPLE, *rest)
+    assert done.returncode == 2
+    assert f"{EXAMPLE} is a file: the request comes first, then the captures" in " ".join(done.stderr.split())
