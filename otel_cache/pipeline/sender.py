@@ -165,7 +165,9 @@ class Sender:
             pack, *arguments = event
             if self._gate.busy and perf_counter() < patience:
                 self._wait(patience)
-                turn = perf_counter() + self._turn()
+                now = perf_counter()
+                turn = now + self._turn()
+                full = full if records else now + BATCH_SECONDS
             try:
                 made = pack(self._sequence, *arguments)
                 self._sequence += len(made)
