@@ -112,7 +112,7 @@ def test_a_parameter_more(tmp_path: Path) -> None:
     overlay = make_overlay(LANE, tmp_path / "vllm-added", ADDED)
     variables = {ENABLED: "true", OUT: str(tmp_path / "spans.jsonl")}
     done = doctor("--vllm", str(overlay), folder=tmp_path, **variables)
-    assert (done.returncode, "problem" in levels(done).values()) == (0, False)
+    assert (done.returncode, "problem" in levels(done).values()) == (0, False), done.stdout
     assert f"({overlay / 'vllm'})" in done.stdout
 
     scenario = shipped("model_case")

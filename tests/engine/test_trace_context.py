@@ -117,9 +117,10 @@ def environment(folder: Path, runtime: Path, **variables: str) -> dict[str, str]
     return plain | own | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"} | variables
 
 
-def sidecar_status(runtime: Path) -> Status:
-    """Return how the sidecar is that the plugin has started."""
-    return query_status(str(runtime / "otel-cache" / "sidecar.sock"))
+def sidecar_status(runtime: Path) -> Status | None:
+    """Return how the sidecar is that the plugin has started; None: it is not there yet."""
+    path = runtime / "otel-cache" / "sidecar.sock"
+    return query_status(str(path)) if path.exists() else None
 
 
 @dataclass(frozen=True)
@@ -166,11 +167,11 @@ def served(model: Path, runtime: Path, tmp_path_factory: pytest.TempPathFactory)
         wait_for(lambda: answers(port), START_SECONDS, server)
         complete(port, {"traceparent": TRACEPARENT})
         complete(port, {})
-        status = wait_for(lambda: (now := sidecar_status(runtime)).requests == 2 and now, 30, server)
+        status = wait_for(lambda: (now := sidecar_status(runtime)) and now.requests == 2 and now, 60, server)
         check = check_context(status, [one for one in running_servers() if one.pid == server.pid])
         wait_for(lambda: len([span for span in spans(collector) if span.name == LLM_REQUEST]) == 2, 60, server)
         wait_for(lambda: len([span for span in spans(collector) if span.name == names.REQUEST]) == 2, 60, server)
-        wait_for(lambda: not sidecar_status(runtime).spans_waiting, 60, server)
+        wait_for(lambda: (now := sidecar_status(runtime)) and not now.spans_waiting, 60, server)
     finally:
         server.send_signal(signal.SIGTERM)
         code = server.wait(60)
@@ -264,7 +265,7 @@ def test_without_vllms_tracing_the_context_is_dropped(model: Path, tmp_path: Pat
     try:
         wait_for(lambda: b"served 3" in log.read_bytes(), 300, program)
         # While the program is there: the sidecar leaves some seconds after it.
-        status = wait_for(lambda: (now := sidecar_status(runtime)).requests and now, 60, program)
+        status = wait_for(lambda: (now := sidecar_status(runtime)) and now.requests and now, 60, program)
         check = check_context(status, [])
         program.communicate(timeout=120)
         found = wait_for(lambda: [span for span in written(out) if span["name"] == names.REQUEST], 30)
