@@ -72,6 +72,15 @@ def fix_cut(case: Case) -> Fix:
     return Fix("; or ".join([*(each.says for each in changes), blocks]), changes[0] if changes else None)
 
 
+def _sentences(*parts: str) -> str:
+    """Return the parts of a fix that are not empty, each a sentence of its own.
+
+    The first begins as it is and the last has no full stop: who shows a fix begins and ends it as its place asks.
+    """
+    first, *others = filter(None, parts)
+    return ". ".join([first, *(f"{each[0].upper()}{each[1:]}" for each in others)])
+
+
 def retained(settings: Settings, interval: int) -> Change:
     """Return the change of the retention interval (tokens) in this version of vLLM."""
     return Change((("prefix_cache_retention_interval", str(interval)),), retention_fix(settings, interval))
@@ -99,25 +108,28 @@ def fix_shifted(case: Case) -> Fix:
             f"{number(settings.scheduler_block)}: let shared prefixes end on such a multiple, or use smaller blocks"
         )
         if "held_prefix" in reasons and without_loss(settings, worst) != at:
-            says = f"first end the loss that moved the boundary (see the finding on it); {says}"
+            says = _sentences("first end the loss that moved the boundary (see the finding on it)", says)
         return Fix(says)
     tokens = worst.prompt_tokens
     choices, best = _intervals(case)
     today = states_left(settings, settings.retention, tokens)
     change = retained(settings, best.interval)
-    fix = (
-        f"{change.says}: a state is then kept where a chunk ends on a multiple of "
-        f"{number(best.interval)}, as it does at {number(at)}; a prompt of {counted(tokens)} that is computed alone "
-        f"then leaves {_blocks(best.states)} in {group_names(_sparse(settings, worst))}, today {number(today)}"
-    )
-    fix += _others(choices, best, at) + _room(choices, best)
     kept = _ended(case, best)
-    if kept < case.tokens:
-        fix += f"; {_gives_back(kept)}"
+    upgrade = ""
     if settings.version_tuple < CURED and "speculation" in reasons:
-        fix += "; or upgrade: from vLLM 0.30 on the mask keeps the boundary that an identical resend can use"
+        upgrade = "or upgrade: from vLLM 0.30 on the mask keeps the boundary that an identical resend can use"
     elif settings.version_tuple < CURED and "aligned_prompt" in reasons:
-        fix += "; or upgrade: from vLLM 0.30 on the boundary below a block-aligned prompt's end is kept"
+        upgrade = "or upgrade: from vLLM 0.30 on the boundary below a block-aligned prompt's end is kept"
+    fix = _sentences(
+        f"{change.says}: a state is then kept where a chunk ends on a multiple of {number(best.interval)}, as it does "
+        f"at {number(at)}",
+        f"a prompt of {counted(tokens)} that is computed alone then leaves {_blocks(best.states)} in "
+        f"{group_names(_sparse(settings, worst))}, today {number(today)}",
+        *_others(choices, best, at),
+        *_room(choices, best),
+        _gives_back(kept) if kept < case.tokens else "",
+        upgrade,
+    )
     return Fix(fix, change, kept if kept < case.tokens else None)
 
 
@@ -176,33 +188,33 @@ def _blocks(count: int) -> str:
     return f"{number(count)} block{'' if count == 1 else 's'}"
 
 
-def _others(choices: Sequence[Priced], best: Priced, at: int) -> str:
-    """Name the other intervals that keep as much, with the states that each leaves."""
+def _others(choices: Sequence[Priced], best: Priced, at: int) -> list[str]:
+    """Name the other intervals that keep as much, with the states that each leaves: none, or two sentences."""
     others = [f"{number(each.interval)} ({number(each.states)})" for each in choices if each is not best]
     if not others:
-        return ""
-    return (
-        f"; other intervals keep {number(at)} too, with as many blocks as stand behind them: {', '.join(others)}; "
-        f"`{SWEEP}` compares them on the capture's own requests"
-    )
+        return []
+    return [
+        f"other intervals keep {number(at)} too, with as many blocks as stand behind them: {', '.join(others)}",
+        f"compare them on the capture's own requests with `{SWEEP}`",
+    ]
 
 
-def _room(choices: Sequence[Priced], best: Priced) -> str:
-    """Say which of the intervals, if any, may not fit the pool."""
+def _room(choices: Sequence[Priced], best: Priced) -> list[str]:
+    """Say which of the intervals, if any, may not fit the pool: none, or two sentences."""
     dense = choices[0]
     if dense.fits or dense.pool is None:
-        return ""
+        return []
     pool = dense.pool
     has = f"evicts already ({_blocks(pool.evicted)})" if pool.evicted else f"had room for about {number(pool.room)}"
-    says = f"; {number(dense.interval)} would keep up to {_blocks(dense.added)} more, and the pool of "
+    says = f"an interval of {number(dense.interval)} would keep up to {_blocks(dense.added)} more, and the pool of "
     says += f"{number(pool.blocks)} {has}"
     if best.fits:
-        return f"{says}: what it keeps may push out what is needed"
+        return [says, "what it keeps may push out what is needed"]
     least = "" if best is dense else f", and {number(best.interval)} up to {number(best.added)}"
-    return (
-        f"{says}{least}: what is kept may be evicted again before it is used, so give the KV cache more memory "
-        f"({MEMORY}) as well"
-    )
+    return [
+        says + least,
+        f"what is kept may be evicted again before it is used, so give the KV cache more memory ({MEMORY}) as well",
+    ]
 
 
 def has_checkpoint_flag(settings: Settings) -> bool:
@@ -248,39 +260,42 @@ def fix_not_materialized(case: Case) -> Fix:
     if at % settings.scheduler_block:
         if has_checkpoint_flag(settings):
             return _checkpoint_fix(case, at)
-        return Fix(
+        says = _sentences(
             f"no chunk can be made to end at {number(at)}: chunks end on multiples of the scheduler block of "
-            f"{number(settings.scheduler_block)}; let shared prefixes end on such a multiple"
+            f"{number(settings.scheduler_block)}",
+            "let shared prefixes end on such a multiple",
         )
+        return Fix(says)
     if _ends_at(settings, at):
-        says = (
+        says = _sentences(
             f"a prompt that is computed alone ends a chunk at {number(at)} with today's {BUDGET_FLAG} "
-            f"{settings.max_batched_tokens} already; this one began elsewhere or shared its steps with others"
+            f"{settings.max_batched_tokens} already",
+            "this one began elsewhere or shared its steps with others",
         )
         return Fix(says, regained=0)
     budget = chunk_budget(settings, at)
     if budget is None:
-        return Fix(f"no {BUDGET_FLAG} makes a chunk of such a prompt end at {number(at)}{_cut(settings)}", regained=0)
+        says = _sentences(f"no {BUDGET_FLAG} makes a chunk of such a prompt end at {number(at)}", _cut(settings))
+        return Fix(says, regained=0)
     change = Change((("max_num_batched_tokens", str(budget)),), f"set {BUDGET_FLAG} {budget}")
-    fix = (
-        f"make a chunk of a prompt that is computed alone end at {number(at)}: {BUDGET_FLAG} {budget} (for all "
-        f"requests: smaller chunks make long prefills slower){_cut(settings)}"
-    )
-    if settings.retention == names.RETENTION_DENSE or _mask_wants(lacking, at):
-        fix += "; the mask keeps the state there"
-    else:
+    kept = "the mask keeps the state there"
+    if settings.retention != names.RETENTION_DENSE and not _mask_wants(lacking, at):
         keep = retained(settings, settings.scheduler_block)
-        fix += f"; for the state to be kept there as well, {keep.says}"
+        kept = f"for the state to be kept there as well, {keep.says}"
         change = Change((*change.settings, *keep.settings), f"{change.says}, and {keep.says}")
     there = max(0, sum(_with_chunks(row, budget) for row in case.rows))
-    if there == case.tokens:
-        return Fix(fix, change)
-    fix += f"; {_gives_back(there)}"
-    return Fix(fix, change, there)
+    fix = _sentences(
+        f"make a chunk of a prompt that is computed alone end at {number(at)}: {BUDGET_FLAG} {budget} (for all "
+        "requests: smaller chunks make long prefills slower)",
+        _cut(settings),
+        kept,
+        _gives_back(there) if there != case.tokens else "",
+    )
+    return Fix(fix, change, there if there != case.tokens else None)
 
 
 def _gives_back(tokens: int) -> str:
-    return f"this gives {number(tokens)} of the lost tokens back, the other lookups needed states at other boundaries"
+    return f"this gives {number(tokens)} of the lost tokens back: the other lookups needed states at other boundaries"
 
 
 def _with_chunks(row: LookupResult, budget: int) -> int:
@@ -298,8 +313,8 @@ def _cut(settings: Settings) -> str:
     if settings.split_block == smallest:
         return ""
     return (
-        f"; this server ends chunks on multiples of {number(settings.split_block)}, not of its groups' "
-        f"{number(smallest)}, as vLLM does on CPUs"
+        f"this server ends chunks on multiples of {number(settings.split_block)}, as vLLM does on CPUs, and not on "
+        f"those of its groups' {number(smallest)}"
     )
 
 
@@ -336,10 +351,12 @@ def fix_evicted(case: Case) -> Fix:
     if found is None:
         return Fix(fix, change)
     interval, states, today = found
-    says = (
-        f"{fix}; or keep fewer states: {retention_fix(case.settings, interval)}; {number(at)} is still kept, and a "
-        f"prompt of {counted(worst.prompt_tokens)} that is computed alone leaves {_blocks(states)} of them, today "
-        f"{number(today)} (`{SWEEP}` compares intervals)"
+    says = _sentences(
+        fix,
+        f"or keep fewer states: {retention_fix(case.settings, interval)}",
+        f"at {number(at)} one is still kept, and a prompt of {counted(worst.prompt_tokens)} that is computed alone "
+        f"leaves {_blocks(states)} of them, today {number(today)}",
+        f"compare intervals with `{SWEEP}`",
     )
     return Fix(says, change)
 

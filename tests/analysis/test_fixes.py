@@ -12,8 +12,8 @@ from vllm_versions import VERSIONS
 
 from analysis.checks import analyzed, find
 from analyzers.experiments.compare import compare
-from analyzers.fixes import Case, fix_shifted
-from analyzers.model import Analysis, Finding, LookupResult
+from analyzers.fixes import Case, fix_not_materialized, fix_shifted
+from analyzers.model import Analysis, Finding, GroupState, LookupResult
 from analyzers.reporters.compare import render as render_diff
 from analyzers.reporters.json import to_object
 from analyzers.settings import Group, Settings
@@ -143,7 +143,7 @@ def test_it_does_where_no_interval_keeps_the_lower_boundary(ladder: list[tuple[s
     row.ladder = ladder
     fix = fix_shifted(Case("shifted_boundary", settings, [row], row))
     assert fix.says.startswith("first end the loss that moved the boundary") == first
-    assert "no retention interval keeps a state at 8,032" in fix.says
+    assert "o retention interval keeps a state at 8,032" in fix.says
     assert fix.change is None
 
 
@@ -174,7 +174,7 @@ def test_the_price_of_an_interval_is_what_the_scheduler_keeps(lab: Labs, tmp_pat
     before = analyzed(lab[OLD], shipped("model_case"), tmp_path / "before.jsonl")
     fix = finding_of("shifted-boundary", before).fix
     first = re.findall(r"leaves ([\d,]+) blocks in groups 0-2 \(mamba\), today ([\d,]+)", fix)[0]
-    others = fix.partition("as stand behind them: ")[2].partition("; `")[0]
+    others = fix.partition("as stand behind them: ")[2].partition(". ")[0]
     said = {advised(fix): int(first[0])}
     said |= {int(size.replace(",", "")): int(blocks) for size, blocks in re.findall(r"([\d,]+) \((\d+)\)", others)}
     kept = {}
@@ -192,7 +192,7 @@ def test_an_interval_that_the_pool_has_no_room_for_is_not_advised(lab: Labs, tmp
     """In a pool of 40 blocks the densest interval moves the losses to evictions; the advised one ends them."""
     before = analyzed(lab[OLD], two_prompts(0, 40), tmp_path / "before.jsonl")
     finding = finding_of("shifted-boundary", before)
-    assert "1,600 would keep up to 15 blocks more, and the pool of 39 had room" in finding.fix
+    assert "An interval of 1,600 would keep up to 15 blocks more, and the pool of 39 had room" in finding.fix
     assert "otel-cache lab sweep CAPTURE" in finding.fix
     dense = analyzed(lab[OLD], two_prompts(1600, 40), tmp_path / "dense.jsonl")
     assert dense.lost["checkpoint_evicted"] == finding.tokens_lost
@@ -201,7 +201,7 @@ def test_an_interval_that_the_pool_has_no_room_for_is_not_advised(lab: Labs, tmp
     assert not {"checkpoint_evicted", "shifted_boundary"} & set(sparse.lost)
     # What the dense interval lost, its own finding ends by a sparser one.
     again = finding_of("checkpoint-evicted", dense)
-    assert "keep fewer states" in again.fix
+    assert "Or keep fewer states: set the environment" in again.fix
     cured = analyzed(lab[OLD], two_prompts(advised(again.fix), 40), tmp_path / "cured.jsonl")
     assert cured.hit_tokens == dense.hit_tokens + again.tokens_lost
 
@@ -279,7 +279,7 @@ def test_where_no_interval_for_all_fits_the_pool_the_worst_loss_is_ended(lab: La
     finding = finding_of("shifted-boundary", before)
     assert finding.tokens_lost == 9600 + 17600
     assert (advised(finding.fix), finding.tokens_regained) == (17600, 17600)
-    assert "this gives 17,600 of the lost tokens back" in finding.fix
+    assert ". This gives 17,600 of the lost tokens back: " in finding.fix
     after = analyzed(lab[OLD], {**two_prompts(17600, 40, 1), "requests": requests}, tmp_path / "after.jsonl")
     assert after.hit_tokens - before.hit_tokens == finding.tokens_regained
     roomy = {**two_prompts(0, 400, replicas=1), "requests": requests}
@@ -314,3 +314,32 @@ def test_the_budget_that_is_advised_ends_a_chunk_there(
     engine = {**case["engine"], "max_num_batched_tokens": advised or budget}
     after = analyzed(lab["0.32.0"], {**case, "engine": engine}, tmp_path / "after.jsonl")
     assert [each.hit_tokens for each in after.lookups] == [0, 1920]
+
+
+@pytest.mark.parametrize("split", [128, 640])
+@pytest.mark.parametrize("kept", ["dense", "wanted", "flag", "variable"])
+@pytest.mark.parametrize("lost", [(1280,), (1280, 640)], ids=["all", "some"])
+def test_each_part_of_a_chunk_fix_is_a_sentence(split: int, kept: str, lost: tuple[int, ...]) -> None:
+    """Which parts there are differs with the server and the lookups; none runs into another."""
+    groups = (
+        Group(0, "mamba", 640, 0, flagged=False, drops=False, fine_grained=True),
+        Group(1, "full_attention", 640, 0, flagged=False, drops=False, fine_grained=True),
+    )
+    retention, version = "dense" if kept == "dense" else "0", "0.28.0" if kept == "variable" else "0.32.0"
+    settings = Settings(
+        groups, ((1,), (0,)), 640, 640, 640, split, 0, True, False, True, retention, version, "", 2048, ""
+    )
+    wanted = [1280] if kept == "wanted" else []
+    state = GroupState(0, "mamba", 640, 1280, 0, None, None, "not_materialized", 2048, wanted)
+    rows = [
+        LookupResult("two", "r", 0, 0, 1, 2500, 0, 0, each, {"not_materialized": each}, [0], [state]) for each in lost
+    ]
+    fix = fix_not_materialized(Case("not_materialized", settings, rows, rows[0]))
+    first, *others = fix.says.split(". ")
+    assert first.startswith("make a chunk of a prompt that is computed alone end at 1,280: ")
+    assert not fix.says.endswith(".")
+    assert ";" not in fix.says.replace("(vLLM 0.28.0; from", "")
+    cut = ["This server"] if split == 128 else []
+    mask = ["The mask" if kept in ("dense", "wanted") else "For the"]
+    some = ["This gives"] if len(lost) > 1 else []
+    assert [" ".join(part.split()[:2]) for part in others] == [*cut, *mask, *some]
