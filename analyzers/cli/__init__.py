@@ -1,5 +1,10 @@
 """The command `otel-cache`."""
 
-from analyzers.cli.main import main
+from analyzers.cli.lacking import without
+
+try:
+    from analyzers.cli.main import main
+except ModuleNotFoundError as error:
+    main = without(error)
 
 __all__ = ["main"]

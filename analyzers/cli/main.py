@@ -18,6 +18,7 @@ import click
 
 from analyzers.cli import streams
 from analyzers.cli.group import SuggestingGroup
+from analyzers.cli.lacking import what_is_lacking
 from analyzers.cli.says import printable, quiet_option
 from otel_cache.errors import OtelCacheError
 from otel_cache.package import VERSION
@@ -37,7 +38,6 @@ VERBS = {
     "worksheet": "Compute on which boundary a prompt's repeats can hit.",
 }
 READ_CAPTURES = frozenset({"analyze", "check", "convert", "diff", "explain"})
-OWN = ("analyzers", "otel_cache")
 INTERRUPTED = 130
 NOBODY_READS = 141
 KILLED = 128
@@ -126,13 +126,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         _discard_output()
         return NOBODY_READS
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in OWN:
-            raise
-        click.echo(
-            f"Error: {error.name} is not installed here; `pip install otel-cache` brings all that this command needs "
-            "(where the plugin alone was installed, vLLM can be traced, and no more)",
-            err=True,
-        )
+        click.echo(what_is_lacking(error), err=True)
         return OtelCacheError.exit_code
     except OSError as error:
         # A name too long, a full disk behind stdout: whatever the system refuses is no traceback.

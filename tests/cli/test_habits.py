@@ -254,11 +254,11 @@ def test_the_other_spelling_writes(tmp_path: Path) -> None:
     assert (tmp_path / "run.jsonl").exists()
 
 
-@pytest.mark.parametrize("missing", ["polars", "msgspec", "numpy"])
+@pytest.mark.parametrize("missing", ["click", "polars", "msgspec", "numpy"])
 @pytest.mark.parametrize("verb", ["analyze", "diff", "explain"])
 def test_what_is_not_installed_is_named(missing: str, verb: str) -> None:
     arguments = {"analyze": ["--example"], "diff": [CAPTURE, CAPTURE], "explain": ["repeat-0", "--example"]}[verb]
-    script = f"import sys; sys.modules[{missing!r}] = None; from analyzers.cli.main import main; main(sys.argv[1:])"
+    script = f"import sys; sys.modules[{missing!r}] = None; from analyzers.cli import main; main(sys.argv[1:])"
     done = subprocess.run(
         [sys.executable, "-c", script, verb, *map(str, arguments)], capture_output=True, text=True, timeout=60
     )
