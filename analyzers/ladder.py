@@ -126,9 +126,8 @@ def begin(tokens: int, seen: Before, limit: int, settings: Settings) -> Walk:
     """Walk down from a prompt's `tokens` to the last boundary at which a hit could end of what earlier requests had."""
     walk = Walk(tokens)
     same_key, any_key = seen.same_key, seen.any_key
-    if same_key < tokens:
-        walk.down(model.COLD, any_key if any_key > same_key else same_key)
-        walk.down(model.KEY_DIFFERENCE, same_key)
+    walk.down(model.COLD, any_key if any_key > same_key else same_key)
+    walk.down(model.KEY_DIFFERENCE, same_key)
     grid = last_boundary(settings, walk.at, limit)
     if grid == 0 < walk.at:
         walk.reasons.append("below_minimum")

@@ -43,8 +43,7 @@ def _latest_others(named: Identities, acts: Ints, owners: Ints, had: Flags | Non
     again = np.zeros(len(order), np.bool_)
     again[1:] |= same
     again[:-1] |= same
-    if not again.all():
-        order, ordered = order[again], ordered[again]
+    order, ordered = order[again], ordered[again]
     counts = np.ones(len(order), np.bool_) if had is None else had[order]
     named_by, by = acts[order], owners[acts[order]]
     last = np.full(len(order), -1, np.int64)

@@ -164,10 +164,10 @@ class Residency:
             self._told.setdefault(request, []).append((sparse, wanted, text))
         refused = self._named(masked, chain) if masked else ()
         skipped = self._named(unmade, chain) if unmade else ()
-        if refused:
-            among.masked.update(dict.fromkeys(refused, (clock, request, start, end)))
-        if skipped:
-            among.unmade.update(dict.fromkeys(skipped, (clock, request, start, end)))
+        if refused or skipped:
+            said = (clock, request, start, end)
+            among.masked.update(dict.fromkeys(refused, said))
+            among.unmade.update(dict.fromkeys(skipped, said))
         if not self.settings.dense_groups:
             for computed in (stored, refused, skipped):
                 self.computed.update(computed)

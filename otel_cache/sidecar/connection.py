@@ -130,9 +130,8 @@ class Connection:
                 batches += self._take(payload)
         finally:
             del buffer[:offset]
-        if batches:
-            self._host.took(offset)
         if batches and self._session is not None:
+            self._host.took(offset)
             self._answer(encode_frame(self._session.progress()))
 
     def _take(self, payload: bytes) -> bool:

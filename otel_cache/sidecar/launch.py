@@ -88,7 +88,8 @@ def start_child(
     written, written_write = _pipe() if silent else (-1, -1)
     try:
         arguments = [*_command(socket, out, endpoint, ready_write), "--parent-fd", str(lifeline_read)]
-        arguments += [*(["--append"] if append else []), *(["--quiet"] if quiet else [])]
+        arguments += ["--append"] if append else []
+        arguments += ["--quiet"] if quiet else []
         passed = [ready_write, lifeline_read]
         if silent:
             arguments += ["--written-fd", str(written_write)]
